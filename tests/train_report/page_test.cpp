@@ -64,7 +64,7 @@ nlohmann::json data_of(const std::string& page) {
 TEST(Page, OfAGoodRunNothingIsBad) {
   EXPECT_TRUE(bad_titles(good()).empty());
   EXPECT_EQ(findings_of(good())[0].title, "The run finished");
-  EXPECT_EQ(findings_of(good())[1].title, "It learned");
+  EXPECT_EQ(findings_of(good())[1].title, "The training loss fell");
 }
 
 TEST(Page, AStragglerIsSeen) {
@@ -170,19 +170,19 @@ TEST(Page, TheLuckOfSingleBatchesIsNoLossOfWhatWasLearned) {
       if (at == i) report.loss = 0.01;
     });
   };
-  EXPECT_EQ(findings_of(lucky(120))[1].title, "It learned");
+  EXPECT_EQ(findings_of(lucky(120))[1].title, "The training loss fell");
   // What was really forgotten is told all the same.
   const auto forgotten = made(1, 200, [](StepReport& report, int64_t at) {
     report.loss = at < 120 ? 2.0 / static_cast<double>(at) : 1.0;
   });
-  EXPECT_EQ(findings_of(forgotten)[1].title, "It learned, and lost some of it again");
+  EXPECT_EQ(findings_of(forgotten)[1].title, "The training loss fell, and rose again in part");
 }
 
 TEST(Page, ALastReportOfAFewStepsIsPartOfTheOneBefore) {
   auto run = made(1, 8, [](StepReport&, int64_t) {});
   run.add(StepReport{.step = 81, .steps = 1, .loss = 1.9}, 1e9 + 50);
   const Finding finding = findings_of(run)[1];
-  EXPECT_EQ(finding.title, "It learned");
+  EXPECT_EQ(finding.title, "The training loss fell");
   // (10 * 0.25 + 1.9) / 11
   EXPECT_THAT(finding.text, HasSubstr("The loss went from 2 to 0.4; the best was 0.2857"));
 }
@@ -211,7 +211,7 @@ TEST(Page, ASmallLossThatExplodesIsSeen) {
 
 TEST(Page, ARestartIsSeen) {
   RunHistory run = good();
-  run.add(RunStart{.ranks = 4, .resumed_at = 200}, 1e9 + 200);
+  run.add(RunStart{.ranks = 4, .resumed_at = 200, .restart = 1}, 1e9 + 200);
   run.add(StepReport{.step = 210, .loss = 0.1}, 1e9 + 201);
   const std::string page = report_page({run});
   EXPECT_THAT(page, HasSubstr("It was restarted once."));

@@ -161,7 +161,7 @@ TEST(RunScreen, ShowsEachRankAndTheLastWarning) {
   EXPECT_THAT(screen, HasSubstr("step 400/938"));
   EXPECT_THAT(
       screen,
-      HasSubstr("1               20 ms   2.00x   1.00 GiB  [##############################]"));
+      HasSubstr("1               20 ms   2.00x     1.1 GB  [##############################]"));
   EXPECT_THAT(screen, HasSubstr("[###############===============]"));
   EXPECT_THAT(screen, HasSubstr("last warning (step 400): rank 1 is slow"));
 }

@@ -127,7 +127,7 @@ TEST(RunWarnings, MemoryImbalanceNamesTheRankThatHasMore) {
   const auto events =
       said(3, [](StepReport& report, int64_t) { report.ranks[1].memory_bytes = 2000 * kOneMiB; });
   ASSERT_EQ(events.size(), 1u);
-  EXPECT_EQ(events[0].text, "rank 1 has 2000 MiB of memory, the others 500 MiB");
+  EXPECT_EQ(events[0].text, "rank 1 has 2.1 GB of memory, the others 524.3 MB");
   EXPECT_EQ(events[0].rank, 1);
 }
 

@@ -17,8 +17,8 @@ struct Finding {
   std::string text;   // with figures, and what to do
 };
 
-// How the run ended, whether it learned, where the time went, who is slow, who has how much memory,
-// and what happened, in this order.
+// How the run ended, whether the losses of training and of evaluations fell, where the time went,
+// who is slow, who has how much memory, and what happened, in this order.
 std::vector<Finding> findings_of(const RunHistory& run);
 
 // Options of a page.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <iterator>
 #include <vector>
 
@@ -23,15 +24,32 @@ constexpr double kImbalance = 1.5, kGrowth = 1.2;
 constexpr double kLeastBytes = 64 << 20;
 // A fall of the loss by less, as a share of it, is none.
 constexpr double kNoFall = 1e-4;
+// A rise of an evaluation's loss by less, as a share of the best one or of what it fell before, is
+// none; the last so many evaluations have to show it.
+constexpr double kRise = 0.1, kSmallRise = 0.01;
+constexpr std::ptrdiff_t kLate = 3;
 constexpr size_t kLongText = 300, kLongError = 2000;  // bytes
 
-// " It was restarted 2 times. Nothing ran for 3 h between."
+// How often a launcher started it again.
+size_t restarts_of(const RunHistory& run) {
+  if (run.starts.empty()) return 0;
+  return static_cast<size_t>(std::count_if(run.starts.begin() + 1, run.starts.end(),
+                                           [](const RunStart& one) { return one.restart > 0; }));
+}
+
+// " It was restarted 2 times and resumed once. Nothing ran for 3 h between." A start
+// that is not a launcher's restart resumed the run by hand.
 std::string history_text(const RunHistory& run, size_t restarts) {
+  const size_t again = run.starts.empty() ? 0 : run.starts.size() - 1;
   std::string text;
-  if (restarts > 0) {
-    text = fmt::format(" It was restarted {}.",
-                       restarts == 1 ? "once" : fmt::format("{} times", restarts));
-  }
+  const auto add = [&text](const char* what, size_t times) {
+    if (times == 0) return;
+    text += fmt::format("{}{} {}", text.empty() ? " It was " : " and ", what,
+                        times == 1 ? "once" : fmt::format("{} times", times));
+  };
+  add("restarted", restarts);
+  add("resumed", again - restarts);
+  if (!text.empty()) text += '.';
   if (run.idle_seconds >= 1) {
     text += fmt::format(" Nothing ran for {} between.", long_time(run.idle_seconds));
   }
@@ -46,7 +64,7 @@ Finding ending(const RunHistory& run) {
   const std::string steps =
       run.last_step() > 0 ? fmt::format("{} steps", with_commas(run.last_step())) : "no step";
   const std::string time = long_time(run.working_seconds());
-  const auto restarts = run.starts.empty() ? 0 : run.starts.size() - 1;
+  const size_t restarts = restarts_of(run);
   const std::string again = history_text(run, restarts);
   if (!run.end) {
     return {Tone::Plain, "Still running, or killed",
@@ -60,8 +78,12 @@ Finding ending(const RunHistory& run) {
   const std::string& outcome = run.end->outcome;
   const std::string after = fmt::format("After {} in {}.", steps, time);
   if (outcome == "preempted") {
-    return {Tone::Plain, "The run was preempted",
-            after + " Started again, it resumes from its last checkpoint." + again};
+    return {
+        Tone::Plain, "The run was preempted",
+        after +
+            " Started again with checkpoint.resume: latest (Saving::resume in C++, --resume for "
+            "reinforcement learning), it goes on from its last checkpoint." +
+            again};
   }
   if (outcome == "stopped" || outcome == "time limit") {
     return {Tone::Plain,
@@ -124,10 +146,78 @@ void add_learning(const RunHistory& run, std::vector<Finding>& findings) {
                         figures + " Is the learning rate right, and do labels fit the samples?"});
   } else {
     const double lost = (last - best->mean) / (first - best->mean);
-    findings.push_back({lost > 0.25 ? Tone::Plain : Tone::Good,
-                        lost > 0.25 ? "It learned, and lost some of it again" : "It learned",
-                        figures});
+    findings.push_back(
+        {lost > 0.25 ? Tone::Plain : Tone::Good,
+         lost > 0.25 ? "The training loss fell, and rose again in part" : "The training loss fell",
+         figures});
   }
+}
+
+// Evaluations of the last stage; of different stages they may be of different data.
+std::vector<Point> evaluated_losses(const RunHistory& run) {
+  const auto found = run.evaluations.find("loss");
+  if (found == run.evaluations.end()) return {};
+  int64_t begin = -1;
+  for (const Event& event : run.events) {
+    if (event.kind == "stage") begin = std::max(begin, event.step);
+  }
+  std::vector<Point> points = found->second.points();
+  // The last one is that of now.
+  if (points.empty() || points.back().count == 0) return {};
+  std::erase_if(points, [&](const Point& one) { return one.count == 0 || one.first <= begin; });
+  return points;
+}
+
+// How far a point usually lies from the middle of its neighbours: of a steady rise nothing. There
+// are at least three points.
+double usual_noise(const std::vector<Point>& points) {
+  std::vector<double> distances;
+  for (size_t i = 1; i + 1 < points.size(); ++i) {
+    distances.push_back(
+        std::abs(points[i].mean - (points[i - 1].mean / 2 + points[i + 1].mean / 2)));
+  }
+  const auto middle = distances.begin() + static_cast<std::ptrdiff_t>((distances.size() - 1) / 2);
+  std::ranges::nth_element(distances, middle);
+  return *middle;
+}
+
+// Whether the loss of training is, as far as it is known, about as good as at `step` or better.
+bool training_goes_on(const RunHistory& run, int64_t step) {
+  const std::vector<Point> means = moving_means(losses_of(run));
+  if (means.empty() || run.loss.not_finite() > 0) return false;
+  const auto then = std::ranges::find_if(means, [=](const Point& one) { return one.last >= step; });
+  return then == means.end() || means.back().mean - then->mean <= kRise * std::abs(then->mean);
+}
+
+bool restores_best(const RunHistory& run) {
+  if (run.starts.empty()) return false;
+  const auto& config = run.starts.back().config;
+  const auto found = config.find("checkpoint.restore_best");
+  return found != config.end() && found->second == "true";
+}
+
+void add_evaluations(const RunHistory& run, std::vector<Finding>& findings) {
+  const std::vector<Point> points = evaluated_losses(run);
+  const auto best = std::ranges::min_element(points, {}, &Point::mean);
+  if (points.end() - best <= kLate) return;
+  double late = 0;
+  for (auto one = points.end() - kLate; one < points.end(); ++one) late += one->mean / kLate;
+  const double last = points.back().mean;
+  const double learned = std::abs(points.front().mean - best->mean);
+  const double usual =
+      std::max({kRise * std::abs(best->mean), kSmallRise * learned, 4 * usual_noise(points)});
+  if (!(std::min(late, last) - best->mean > usual)) return;
+  const bool is_restored = restores_best(run);
+  const bool stopped = run.end && run.end->outcome == "early stopping";
+  const char* const advice = is_restored
+                                 ? "checkpoint.restore_best takes the best checkpoint at the end."
+                             : stopped ? "See checkpoint.restore_best."
+                                       : "See training.early_stopping and checkpoint.restore_best.";
+  findings.push_back(
+      {is_restored ? Tone::Plain : Tone::Bad, "The evaluation's loss rises",
+       fmt::format("It was best ({}) at step {} and is {} now{}. {}", figure(best->mean),
+                   with_commas(best->last), figure(last),
+                   training_goes_on(run, best->last) ? ": the model overfits" : "", advice)});
 }
 
 void add_time(const RunHistory& run, std::vector<Finding>& findings) {
@@ -253,6 +343,7 @@ void add_events(const RunHistory& run, std::vector<Finding>& findings) {
 std::vector<Finding> findings_of(const RunHistory& run) {
   std::vector<Finding> findings{ending(run)};
   add_learning(run, findings);
+  add_evaluations(run, findings);
   add_time(run, findings);
   add_slow(run, findings);
   add_gpus(run, findings);

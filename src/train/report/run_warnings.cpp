@@ -7,6 +7,7 @@
 
 #include "train/report/loss_scale.h"
 #include "train/report/ranks.h"
+#include "train/report/text.h"
 
 namespace lockstep::train {
 namespace {
@@ -21,8 +22,6 @@ std::vector<double> column(const StepReport& report, const Value& value) {
   for (const auto& rank : report.ranks) all.push_back(value(rank));
   return all;
 }
-
-double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace
 
@@ -47,7 +46,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
         {.step = report.step,
          .seconds = report.seconds,
          .text = fmt::format("the loss is {} at step {}{}",
-                             std::isnan(*report.loss) ? "NaN" : "infinite", report.step, where),
+                             std::isnan(*report.loss) ? "NaN" : "infinite",
+                             with_commas(report.step), where),
          .advice = kCure},
         events);
     said_["gradient"] = report.seconds;  // which comes of it
@@ -57,7 +57,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
     say("gradient",
         {.step = report.step,
          .seconds = report.seconds,
-         .text = fmt::format("a gradient is not finite at step {}{}", report.step, where),
+         .text =
+             fmt::format("a gradient is not finite at step {}{}", with_commas(report.step), where),
          .advice = kCure},
         events);
   }
@@ -69,7 +70,7 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
           {.step = report.step,
            .seconds = report.seconds,
            .text = fmt::format("the loss has exploded: {:.4g} at step {}, after {:.4g} at best",
-                               loss, report.step, best_loss_),
+                               loss, with_commas(report.step), best_loss_),
            .advice = kCure},
           events);
     }
@@ -88,7 +89,7 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
         {.step = report.step,
          .seconds = report.seconds,
          .text = fmt::format("the gradient norm has jumped to {:.4g} at step {}, from {:.4g}", norm,
-                             report.step, gradient_norm_),
+                             with_commas(report.step), gradient_norm_),
          .advice = kCure},
         events);
     return;  // the mean stays that of good steps
@@ -167,8 +168,8 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
           {.step = report.step,
            .seconds = report.seconds,
            .rank = static_cast<int>(most),
-           .text = fmt::format("rank {} has {:.0f} MiB of memory, the others {:.0f} MiB", most,
-                               bytes[most] / (1 << 20), others / (1 << 20)),
+           .text = fmt::format("rank {} has {} of memory, the others {}", most,
+                               memory_text(bytes[most]), memory_text(others)),
            .advice = "Look for what that rank alone does: gathered metrics, logging, evaluation, "
                      "longer samples."},
           events);
@@ -191,8 +192,9 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
         {.step = report.step,
          .seconds = report.seconds,
          .rank = static_cast<int>(rank),
-         .text = fmt::format("rank {}'s memory grows: {:.0f} MiB, after {:.0f} MiB at the start",
-                             rank, mib(now), mib(memory.base)),
+         .text = fmt::format("rank {}'s memory grows: {}, after {} at the start", rank,
+                             memory_text(static_cast<double>(now)),
+                             memory_text(static_cast<double>(memory.base))),
          .advice = "Look for tensors that are kept from step to step: losses that are added up "
                    "without item() or detach() keep their whole graph. If there are none, it is "
                    "malloc's fragments: see --memory-allocator in docs/launching.md."},

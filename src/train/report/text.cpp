@@ -38,9 +38,8 @@ std::string long_time(double seconds) {
 }
 
 std::string memory_text(double bytes) {
-  constexpr double kMiB = 1 << 20;
-  return bytes >= 1024 * kMiB ? fmt::format("{:.2f} GiB", bytes / (1024 * kMiB))
-                              : fmt::format("{:.0f} MiB", bytes / kMiB);
+  return bytes >= 1e9 ? fmt::format("{:.1f} GB", bytes / 1e9)
+                      : fmt::format("{:.1f} MB", bytes / 1e6);
 }
 
 std::string percent(double share) {
@@ -67,6 +66,8 @@ std::string metric_text(double value) {
 std::string rank_name(size_t rank, const std::string& host) {
   return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, host);
 }
+
+std::string kind_text(const std::string& kind) { return kind == "restart" ? "start" : kind; }
 
 std::string plain_text(std::string_view text) {
   std::string plain;

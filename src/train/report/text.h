@@ -15,7 +15,7 @@ std::string with_commas(int64_t number);
 std::string short_time(double seconds);
 // "3 h 20 min", "2 min 5 s", "12 s": of a run.
 std::string long_time(double seconds);
-// "512 MiB", "1.50 GiB".
+// "512.3 MB", "1.5 GB", of 10^6 and 10^9 bytes.
 std::string memory_text(double bytes);
 // "12 %", "0.3 %".
 std::string percent(double share);
@@ -27,6 +27,10 @@ std::string steady_figure(double value);
 std::string metric_text(double value);
 // "rank 1", with the host's name where there are several: "rank 1 (host-b)".
 std::string rank_name(size_t rank, const std::string& host);
+
+// What an event of a kind is called. A "restart" is a "start": one by hand that resumes the run is
+// of that kind, too.
+std::string kind_text(const std::string& kind);
 
 // Makes spaces of what is not a letter but a command, in UTF-8: control characters but line feeds,
 // and marks that turn the direction of the text after them.

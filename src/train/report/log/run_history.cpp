@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "train/report/text.h"
+
 namespace lockstep::train {
 namespace {
 
@@ -151,11 +153,11 @@ void RunHistory::add_start(const RunStart& start, double time) {
       for (auto& [name, series] : *all) series.cut(from);
     }
     while (!columns.empty() && columns.back().first > from) columns.pop_back();
-    add_event({.kind = "restart",
-               .step = from,
-               .text = start.resumed_at >= 0
-                           ? "started again from the checkpoint of step " + std::to_string(from)
-                           : "started again from the beginning"});
+    const std::string how = start.restart > 0 ? "started again" : "resumed";
+    const std::string where = start.resumed_at >= 0
+                                  ? " from the checkpoint of step " + with_commas(from)
+                                  : " from the beginning";
+    add_event({.kind = "restart", .step = from, .text = how + where});
   }
   if (starts.size() >= kMostStarts) return;
   starts.push_back(start);

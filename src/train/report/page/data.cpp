@@ -61,6 +61,13 @@ std::string shares(const RunHistory& run) {
   return all + "]";
 }
 
+// Of the whole run, in the order of shares(), as the summary writes them.
+std::string total_shares(const RunHistory& run) {
+  const Shares total = shares_of(run);
+  return fmt::format(R"(["{}","{}","{}","{}"])", percent(total.checkpoint), percent(total.data),
+                     percent(total.communication), percent(total.compute));
+}
+
 // The columns, joined until a screen can show them.
 std::vector<RankColumn> shown_columns(const RunHistory& run) {
   std::vector<RankColumn> columns;
@@ -137,13 +144,11 @@ std::string marks(const RunHistory& run) {
   std::string all = "[";
   size_t count = 0;
   for (const Event& event : run.events) {
-    const bool is_stage = event.kind == "stage";
-    if (!is_stage && event.kind != "restart" && event.kind != "warning" && event.kind != "fault") {
-      continue;
-    }
+    const bool has_words = event.kind == "stage" || event.kind == "restart";
+    if (!has_words && event.kind != "warning" && event.kind != "fault") continue;
     if (++count > kMostMarks) break;
     all += fmt::format("{}{{\"kind\":\"{}\",\"step\":{},\"text\":{}}}", count > 1 ? "," : "",
-                       event.kind, event.step, quoted(is_stage ? event.text : ""));
+                       event.kind, event.step, quoted(has_words ? event.text : ""));
   }
   return all + "]";
 }
@@ -225,7 +230,8 @@ std::string page_data(const std::vector<RunHistory>& runs) {
     all += fmt::format("{}{{\"label\":{},\"series\":{{{}}}", i > 0 ? "," : "", quoted(labels[i]),
                        series_of(run));
     if (i == 0) {
-      all += fmt::format(",\"marks\":{},\"shares\":{},{}", marks(run), shares(run), ranks(run));
+      all += fmt::format(",\"marks\":{},\"shares\":{},\"total_shares\":{},{}", marks(run),
+                         shares(run), total_shares(run), ranks(run));
     }
     all += "}";
   }

@@ -35,7 +35,7 @@ std::string date(double unix_seconds) {
 // A figure and its unit stay on one line.
 std::string unbroken(const std::string& text) {
   std::string html = escaped(text);
-  for (const char* const unit : {" %", " ms", " us", " s ", " MiB", " GiB"}) {
+  for (const char* const unit : {" %", " ms", " us", " s ", " MB", " GB"}) {
     for (size_t at = 0; (at = html.find(unit, at)) != std::string::npos; at += 2) {
       if (at > 0 && html[at - 1] >= '0' && html[at - 1] <= '9') html.replace(at, 1, "\u00a0");
     }
@@ -211,7 +211,7 @@ std::string events_table(const RunHistory& run) {
     const bool bad = event.kind == "warning" || event.kind == "fault";
     rows += fmt::format(
         "<tr class=\"{}\"><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}{}</td></tr>\n",
-        bad ? "bad" : "", with_commas(event.step), escaped(event.kind),
+        bad ? "bad" : "", with_commas(event.step), escaped(kind_text(event.kind)),
         event.rank < 0 ? "" : escaped(rank_of(run, static_cast<size_t>(event.rank))),
         escaped(event.text),
         event.advice.empty() ? ""

@@ -35,14 +35,16 @@
     count: (value) => (Math.abs(value) >= 10 ? whole(value) : short(value)),
     share: (value) => short(Number((100 * value).toFixed(1))) + " %",
     time: (value) => (value >= 1 || value === 0 ? short(value) + " s" : value >= 1e-3 ? short(value * 1e3) + " ms" : short(value * 1e6) + " µs"),
-    bytes: (value) => (value >= 2 ** 30 ? (value / 2 ** 30).toFixed(2) + " GiB" : whole(value / 2 ** 20) + " MiB"),
+    bytes: (value) => (value >= 1e9 ? (value / 1e9).toFixed(1) + " GB" : (value / 1e6).toFixed(1) + " MB"),
+    // On an axis, whose numbers are round.
+    round_bytes: (value) => (value >= 1e9 ? short(value / 1e9) + " GB" : short(value / 1e6) + " MB"),
   };
 
   // About `count` round numbers from low to high.
-  const ticks = (low, high, count, base = 10) => {
+  const ticks = (low, high, count) => {
     const rough = (high - low) / count || 1;
-    const power = base ** Math.floor(Math.log(rough) / Math.log(base));
-    const step = (base === 2 ? [1, 2] : [1, 2, 2.5, 5, 10]).map((f) => f * power).find((s) => s >= rough * 0.999) || power * base;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((s) => s >= rough * 0.999) || power * 10;
     const all = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) all.push(i * step || 0);  // not -0
     return all;
@@ -59,9 +61,10 @@
   const axes = (svg, width, height, low, high, spec) => {
     const x = (step) => frame.left + ((width - frame.left - frame.right) * step) / lastStep;
     const y = (value) => height - frame.bottom - ((height - frame.top - frame.bottom) * (value - low)) / (high - low || 1);
-    for (const tick of ticks(low, high, 4, spec.unit === "bytes" ? 2 : 10)) {
+    const unit = units[spec.unit === "bytes" ? "round_bytes" : spec.unit];
+    for (const tick of ticks(low, high, 4)) {
       make("line", { x1: frame.left, x2: width - frame.right, y1: y(tick), y2: y(tick), stroke: "var(--grid)" }, svg);
-      make("text", { x: frame.left - 7, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = units[spec.unit](tick);
+      make("text", { x: frame.left - 7, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = unit(tick);
     }
     make("line", { x1: frame.left, x2: width - frame.right, y1: height - frame.bottom, y2: height - frame.bottom, stroke: "var(--muted)" }, svg);
     const digit = 8; // px, at most
@@ -74,7 +77,7 @@
     return { x, y };
   };
 
-  // Restarts, warnings and stages, where they were.
+  // Starts, warnings and stages, where they were.
   const strokes = { restart: { stroke: "var(--muted)", "stroke-dasharray": "5 3" }, stage: { stroke: "var(--ink)", "stroke-dasharray": "none", "stroke-width": 1 } };
   const marks = (svg, x, height) => {
     const seen = new Set();
@@ -85,7 +88,7 @@
       if (seen.has(key)) continue;
       seen.add(key);
       const line = make("line", { x1: at, x2: at, y1: frame.top, y2: height - frame.bottom, stroke: "var(--bad)", "stroke-dasharray": "1 4", "stroke-width": 1.5, ...strokes[event.kind] }, svg);
-      make("title", {}, line).textContent = event.kind + (event.text ? " " + event.text : "");
+      make("title", {}, line).textContent = event.kind === "restart" ? event.text : event.kind + (event.text ? " " + event.text : "");
       if (event.kind !== "stage" || at < free || event.text.length > 16) continue;
       make("text", { x: at, y: frame.top - 3, class: "stage" }, svg).textContent = event.text;
       free = at + 12 + 8 * event.text.length;
@@ -221,10 +224,11 @@
 
   const shares = (plot) => {
     const kinds = ["checkpoint", "data", "communication", "compute"];
+    const names = ["saving", "data", "communication", "computing"];  // as the summary has them
+    const totals = names.map((name, k) => `${name} ${run.total_shares[k]}`).reverse();
     const points = run.shares;
     const width = plot.clientWidth, height = 220;
-    const mean = (k) => points.reduce((sum, p) => sum + p[2][k], 0) / points.length;
-    const svg = board(plot, width, height, "Where the time of a step goes: " + kinds.map((kind, k) => kind + " " + units.share(mean(k))).reverse().join(", ") + ". Arrow keys read single values.");
+    const svg = board(plot, width, height, "Where the time of a step goes: " + totals.join(", ") + ". Arrow keys read single values.");
     const { x, y } = axes(svg, width, height, 0, 1, { unit: "share" });
     const below = points.map(() => 0);
     kinds.forEach((kind, k) => {
@@ -235,8 +239,8 @@
       make("path", { d: path(upper, x, y) + path(lower.reverse(), x, y).replace("M", "L") + "Z", fill: `var(--${kind})` }, svg);
     });
     marks(svg, x, height);
-    tips(plot, svg, width, height, points.length, (index) => x(middle(points[index])), (index) => steps(points[index]) + kinds.map((kind, k) => `\n${kind} ${units.share(points[index][2][k])}`).reverse().join(""));
-    legend(plot, kinds.map((kind, k) => [`${kind} ${units.share(mean(k))}`, kind]).reverse(), true);
+    tips(plot, svg, width, height, points.length, (index) => x(middle(points[index])), (index) => steps(points[index]) + names.map((name, k) => `\n${name} ${units.share(points[index][2][k])}`).reverse().join(""));
+    legend(plot, [...kinds].reverse().map((kind, i) => [totals[i], kind]), true);
   };
 
   const mix = (from, to, share) => {

@@ -130,7 +130,8 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
         lines.push_back(times > 1.25 ? colored(line, Color::Yellow, style) : line);
       }
       if (shown < working.size())
-        lines.push_back(fmt::format("({} more ranks are faster)", working.size() - shown));
+        lines.push_back(fmt::format("({} more ranks are faster)",
+                                    with_commas(static_cast<int64_t>(working.size() - shown))));
     }
   }
   const Event* warning = nullptr;
@@ -140,8 +141,8 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
   }
   if (warning != nullptr) {
     lines.emplace_back();
-    const std::string head =
-        fmt::format("last {} (step {}):", printable(warning->kind), with_commas(warning->step));
+    const std::string head = fmt::format("last {} (step {}):", printable(kind_text(warning->kind)),
+                                         with_commas(warning->step));
     const std::string text =
         wrapped(head + " " + printable(shortened(warning->text, kLongText)), width, 4);
     const size_t end = text.starts_with(head) ? head.size() : 0;
