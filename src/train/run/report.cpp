@@ -129,8 +129,8 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
     const double state_bytes = bytes * states / divided.optimizer;
     lines.push_back(fmt::format(
         "memory of each rank, without activations: {} = parameters {}, gradients {}, optimizer {}",
-        megabytes(parameter_bytes + gradient_bytes + state_bytes), megabytes(parameter_bytes),
-        megabytes(gradient_bytes), megabytes(state_bytes)));
+        memory_text(parameter_bytes + gradient_bytes + state_bytes), memory_text(parameter_bytes),
+        memory_text(gradient_bytes), memory_text(state_bytes)));
   }
   const auto& saving = options.saving;
   if (!saving.directory.empty()) lines.push_back("checkpoints in " + saving.directory);
@@ -163,7 +163,7 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
     lines.push_back("the run was complete already: raise training.epochs or training.max_steps");
   }
   std::vector<std::string> peaks;
-  for (const double bytes : ending.peak_bytes) peaks.push_back(megabytes(bytes));
+  for (const double bytes : ending.peak_bytes) peaks.push_back(memory_text(bytes));
   lines.push_back(fmt::format("peak memory by rank: {}", fmt::join(peaks, ", ")));
   if (state.skipped > 0) lines.push_back(fmt::format("{} steps made no update", state.skipped));
   if (!ending.outcome.best.empty()) lines.push_back("best checkpoint: " + ending.outcome.best);
