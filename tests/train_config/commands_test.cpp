@@ -80,6 +80,8 @@ TEST_F(ConfigCommands, WrongWordsAreNamed) {
   EXPECT_THAT(lockstep_tool("config").said, HasSubstr("say what to do"));
   EXPECT_THAT(lockstep_tool("config --help").said, HasSubstr("check"));
   EXPECT_THAT(lockstep_tool("confg").said, HasSubstr("the nearest is config"));
+  EXPECT_THAT(lockstep_tool("config xyz").said, HasSubstr("'xyz' (lockstep config --help)"));
+  EXPECT_THAT(lockstep_tool("xyz").said, HasSubstr("'xyz'; to start a program, write: lockstep"));
 }
 
 TEST_F(ConfigCommands, AWrongFileStartsNoRank) {

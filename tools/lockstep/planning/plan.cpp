@@ -98,9 +98,9 @@ int PlanCommand::plan_grpo() const {
                                                          {"none", plan::Reference::None}};
   const auto place = places.find(reference_);
   if (place == places.end()) {
-    throw ConfigError(
-        fmt::format("[plan] --reference {}: resident, offloaded or none; the nearest is {}",
-                    reference_, nearest(reference_, {"resident", "offloaded", "none"})));
+    throw ConfigError(fmt::format("[plan] --reference {}: resident, offloaded or none{}",
+                                  reference_,
+                                  hint_of(reference_, {"resident", "offloaded", "none"})));
   }
   const auto config = question_.config();
   if (config.model.kind != "transformer") {
