@@ -16,6 +16,7 @@
 
 #include "core/nearest.h"
 #include "lockstep/core/environment.h"
+#include "lockstep/train/config_source.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
 #include "train/config/schema.h"
@@ -76,6 +77,28 @@ std::vector<std::string> keys_called(const Schema& schema, const std::string& na
   if (flat == nullptr) return {};
   for (const auto& value : flat->translate(YAML::Node("1")).values) paths.push_back(value.path);
   return paths;
+}
+
+std::vector<std::string> overrides_for(const std::string& name, const std::string& value) {
+  const Schema schema{{}};
+  std::vector<std::string> overrides;
+  if (const FlatKey* flat = find_flat_key(name)) {
+    // What stands behind a flag without a value is another word.
+    for (const std::string& said : {value.empty() ? "VALUE" : value, std::string("true")}) {
+      for (const auto& [path, node] : flat->translate(YAML::Node(said)).values) {
+        overrides.push_back(path + "=" + node.as<std::string>());
+      }
+      if (!overrides.empty()) return overrides;
+    }
+  }
+  const bool is_path = !schema.all(name).empty();
+  for (const std::string& path : is_path ? std::vector{name} : keys_called(schema, name)) {
+    const auto keys = schema.all(path);
+    const bool is_flag = !keys.empty() && std::holds_alternative<bool>(keys.front()->fallback);
+    const std::string said = is_flag ? (value == "false" ? value : "true") : value;
+    overrides.push_back(path + "=" + (said.empty() ? "VALUE" : said));
+  }
+  return overrides;
 }
 
 Origin Settings::at(const YAML::Node& node, const Origin& otherwise) const {
