@@ -99,6 +99,39 @@ std::string largest_part(const Memory& m) {
   return std::ranges::max_element(parts)->second;
 }
 
+std::string hosts_text(const Plan& plan, int64_t ranks) {
+  const int64_t hosts = Ranks{ranks, plan.machine.devices_per_node}.nodes();
+  return hosts == 1 ? "one host" : fmt::format("{} hosts", hosts);
+}
+
+// On how many others it fits as it is.
+std::string more_ranks(const Plan& plan) {
+  if (plan.least_ranks == 0) return "";
+  return fmt::format(" It {} from {} on ({}), by {}.",
+                     plan.least_ranks > plan.ranks ? "would fit" : "fits",
+                     ranks_text(plan.least_ranks), hosts_text(plan, plan.least_ranks),
+                     name_of(plan.sizes.front().strategy));
+}
+
+std::string remedies_text(const Plan& plan) {
+  const auto& all = plan.remedies;
+  if (all.empty()) return "";
+  const bool one_is_enough = all.front().memory.fits();
+  const char* const between = one_is_enough ? ", or with " : ", and also with ";
+  std::string out = one_is_enough ? " It would fit" : " Less is needed";
+  for (const auto& one : all) {
+    out += (&one == &all.front() ? " with " : between) + one.change + ": " +
+           bytes_text(one.memory.total);
+  }
+  const Remedy& last = all.back();
+  if (!one_is_enough && last.memory.fits()) out += ", which fits";
+  if (!last.memory.fits() && last.least_ranks > 0 && last.least_ranks != plan.least_ranks) {
+    out += fmt::format(", which would fit from {} on ({})", ranks_text(last.least_ranks),
+                       hosts_text(plan, last.least_ranks));
+  }
+  return out + ".";
+}
+
 std::string when_nothing_fits(const Plan& plan) {
   const auto* least = &plan.strategies.front();
   for (const auto& row : plan.strategies) {
@@ -109,19 +142,11 @@ std::string when_nothing_fits(const Plan& plan) {
       fmt::format("Nothing fits on {}: {} needs the least, {} of {}, most of it for {}.",
                   ranks_text(plan.ranks), name_of(least->strategy), bytes_text(m.total),
                   bytes_text(m.available), largest_part(m));
-  if (plan.least_ranks > plan.ranks) {
-    out += fmt::format(" It would fit from {} on.", ranks_text(plan.least_ranks));
-  }
-  const double states = m.parameters + m.gradients + m.optimizer;
-  if (m.activations + m.working > states && plan.training.recomputed == Recomputed::Nothing) {
-    out +=
-        " Activations: make training.batch_size smaller and "
-        "training.gradient_accumulation_steps larger, or compute activations twice "
-        "(--recompute).";
-  } else if (plan.training.precision == Precision::Float) {
-    out += " Compute in 16 bits (mixed_precision: bf16), or take a device with more memory.";
-  }
-  return out;
+  out += more_ranks(plan) + remedies_text(plan);
+  const char* const place = plan.machine.device.shares_memory ? "host" : "device";
+  const bool is_hopeless = plan.remedies.empty() && plan.least_ranks == 0;
+  return out + fmt::format(" {} a smaller model or a {} with more memory.",
+                           is_hopeless ? "Take" : "Otherwise take", place);
 }
 
 std::string why_fsdp(const PlanRow& best, const PlanRow& ddp) {
