@@ -72,15 +72,28 @@ std::string time_table(const Plan& plan, int width) {
 
 std::string sizes_table(const Plan& plan, int width) {
   std::vector<std::vector<std::string>> rows = {
-      {"ranks", "best", "a rank's memory", "step", "rate", "efficiency"}};
+      {"ranks", "hosts", "best", "a rank's memory", "step", "rate", "efficiency"}};
+  int64_t hosts = 1;
   const int64_t most = std::max<int64_t>({plan.ranks, 8, std::min<int64_t>(plan.knee, 1024)});
   for (const auto& row : plan.sizes) {
     if (row.ranks > most) break;
-    rows.push_back({std::to_string(row.ranks), name_of(row.strategy), bytes_text(row.memory.total),
-                    seconds_text(row.time.total), rate_text(plan, row.samples_per_second),
-                    percent_text(row.efficiency)});
+    hosts = Ranks{row.ranks, plan.machine.devices_per_node}.nodes();
+    rows.push_back({std::to_string(row.ranks), std::to_string(hosts), name_of(row.strategy),
+                    bytes_text(row.memory.total), seconds_text(row.time.total),
+                    rate_text(plan, row.samples_per_second), percent_text(row.efficiency)});
   }
-  return rows.size() > 1 ? table_text(rows, width) : "";
+  if (rows.size() < 2) return "";
+  std::string out = table_text(rows, width);
+  if (hosts > 1) {
+    const auto& network = plan.machine.network;
+    out += wrapped(
+        fmt::format("More than {} are on several hosts of {} x {}. The network between them is "
+                    "taken to be {}, {:.3g} GB/s a host (--network).",
+                    ranks_text(plan.machine.devices_per_node), plan.machine.devices_per_node,
+                    plan.machine.device.name, network.name, network.node_bandwidth / 1e9),
+        width);
+  }
+  return out;
 }
 
 const PlanRow* row_named(const Plan& plan, Strategy strategy) {
@@ -178,6 +191,16 @@ std::string why_ddp(const Plan& plan, const PlanRow& best) {
                            name_of(fastest->strategy), percent_text(gain));
 }
 
+std::string speed_text(int64_t ranks, double speedup) {
+  if (speedup >= 0.995) {
+    return fmt::format("{} ranks are {:.3g} times as fast as one alone", ranks, speedup);
+  }
+  const auto share = percent_text(speedup);
+  return fmt::format(
+      "{} ranks are {} as fast as one alone: what they send takes more time than they save", ranks,
+      share == "50 %" ? "half" : "only " + share);
+}
+
 std::string advice(const Plan& plan) {
   if (!plan.best) return when_nothing_fits(plan);
   const PlanRow& best = *plan.best;
@@ -193,10 +216,9 @@ std::string advice(const Plan& plan) {
   } else {
     out += why_fsdp(best, *ddp);
   }
-  out += fmt::format(
-      " {} of a step is computation and update; {} ranks are as fast as {:.3g} times one alone.",
-      percent_text((best.time.computation + best.time.update) / best.time.total), plan.ranks,
-      best.efficiency * static_cast<double>(plan.ranks));
+  out += fmt::format(" {} of a step is computation and update; {}.",
+                     percent_text((best.time.computation + best.time.update) / best.time.total),
+                     speed_text(plan.ranks, best.efficiency * static_cast<double>(plan.ranks)));
   if (plan.configured && *plan.configured != best.strategy) {
     if (const auto* row = row_named(plan, *plan.configured)) {
       out += row->memory.fits() ? fmt::format(" The file asks for {}, which takes {} a step.",

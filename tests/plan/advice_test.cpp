@@ -12,6 +12,7 @@ namespace lockstep::plan {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -122,6 +123,32 @@ TEST(Advice, OtherNumbersOfRanksThatFitAreNamedWithTheirHosts) {
   const auto text = fmt::format("It would fit from {} ranks on ({}), by ", plan.least_ranks,
                                 plan.least_ranks == 2 ? "one host" : "2 hosts");
   EXPECT_THAT(unwrapped(plan), HasSubstr(text));
+}
+
+// The ranks of this host, those of more hosts and their network, of which nothing is known.
+TEST(Advice, NumbersOfRanksSayOnHowManyHostsTheyAre) {
+  const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  Machine machine = host(20);
+  const auto two = unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2}));
+  EXPECT_THAT(two, AllOf(HasSubstr("ranks  hosts"), ContainsRegex(" 2 +1 +Ddp"),
+                         ContainsRegex(" 8 +4 +Ddp"),
+                         HasSubstr("More than 2 ranks are on several hosts of 2 x cpu. The network "
+                                   "between them is taken to be ethernet-10g, 1.12 GB/s a host "
+                                   "(--network).")));
+  machine.devices_per_node = 1 << 17;
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2})),
+              Not(HasSubstr("several hosts")));
+}
+
+TEST(Advice, RanksThatAreSlowerThanOneAreCalledSo) {
+  const auto tiny =
+      profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {2048, 2048}}}}, {{784}, 10});
+  Machine machine = host(20);
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2})),
+              ContainsRegex("; 2 ranks are [0-9.]+ times as fast as one alone\\."));
+  machine.network = network_named("ethernet-1g");
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 1}, machine, {.ranks = 4})),
+              ContainsRegex("; 4 ranks are only [0-9]+ % as fast as one alone: what they send"));
 }
 
 TEST(Advice, TheCommandAsksWhatSixteenBitsNeed) {
