@@ -21,11 +21,11 @@ at::Tensor tensor_of(TensorFiles& files, const std::string& name) {
   if (found == files.tensors().end()) {
     std::vector<std::string> names;
     for (const auto& [known, tensor] : files.tensors()) names.push_back(known);
-    throw DataError(fmt::format(
-        "[tensor file] {} has no tensor '{}': there are {}; did you mean '{}'?", files.path(), name,
-        names.size() > 20 ? fmt::format("{} others", names.size())
-                          : fmt::format("{}", fmt::join(names, ", ")),
-        nearest(name, names)));
+    throw DataError(fmt::format("[tensor file] {} has no tensor '{}': there are {}{}", files.path(),
+                                name,
+                                names.size() > 20 ? fmt::format("{} others", names.size())
+                                                  : fmt::format("{}", fmt::join(names, ", ")),
+                                hint_of(name, names, "; did you mean '", "'?")));
   }
   const TensorBytes bytes = files.read(stored);
   const auto type = scalar_type_of(found->second.dtype);

@@ -34,9 +34,9 @@ Activation activation_named(std::string_view name) {
     if (text == name) return activation;
     known.emplace_back(text);
   }
-  throw ConfigError(
-      fmt::format("[models] activation '{}' is unknown: use one of {}; did you mean '{}'?", name,
-                  fmt::join(known, ", "), nearest(name, known)));
+  throw ConfigError(fmt::format("[models] activation '{}' is unknown: use one of {}{}", name,
+                                fmt::join(known, ", "),
+                                hint_of(name, known, "; did you mean '", "'?")));
 }
 
 std::string_view name_of(Activation activation) {

@@ -44,8 +44,8 @@ const Known& named(const std::vector<Known>& all, const std::string& name, const
     if (each.name == lower) return each;
     names.push_back(each.name);
   }
-  throw ConfigError(fmt::format("[plan] unknown {} '{}'; the nearest is {}; known are {}", what,
-                                name, nearest(lower, names), fmt::join(names, ", ")));
+  throw ConfigError(fmt::format("[plan] unknown {} '{}'{}; known are {}", what, name,
+                                hint_of(lower, names), fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -1,7 +1,12 @@
 #include "lockstep/plan/plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <string>
+#include <utility>
 
 #include "plan/sharding.h"
 
@@ -19,6 +24,7 @@ constexpr int64_t kMostTried = 1 << 17;
 // program, its checkpoints and what can be done to parameters, and a step's time is known to a
 // tenth.
 constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;
+constexpr double kClearSaving = 0.95;  // what is left of the memory by a change worth naming
 
 PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
                Strategy strategy, int64_t ranks) {
@@ -33,15 +39,20 @@ PlanRow row_of(const ModelProfile& model, const Training& training, const Machin
 }
 
 // Those that mean something on this many ranks.
+std::vector<Strategy> strategies_on(const Machine& machine, int64_t ranks) {
+  if (ranks == 1) return {Strategy::Ddp};
+  const bool is_divided = ranks > machine.devices_per_node && ranks % machine.devices_per_node == 0;
+  std::vector<Strategy> strategies;
+  for (const Strategy strategy : kAll) {
+    if (!is_hybrid(strategy) || is_divided) strategies.push_back(strategy);
+  }
+  return strategies;
+}
+
 std::vector<PlanRow> rows_on(const ModelProfile& model, const Training& training,
                              const Machine& machine, int64_t ranks) {
   std::vector<PlanRow> rows;
-  for (const Strategy strategy : kAll) {
-    if (ranks == 1 && strategy != Strategy::Ddp) continue;
-    if (is_hybrid(strategy) &&
-        (ranks <= machine.devices_per_node || ranks % machine.devices_per_node != 0)) {
-      continue;
-    }
+  for (const Strategy strategy : strategies_on(machine, ranks)) {
     rows.push_back(row_of(model, training, machine, strategy, ranks));
   }
   return rows;
@@ -60,6 +71,99 @@ std::optional<PlanRow> best_of(const std::vector<PlanRow>& rows) {
     if (row.time.total * gain < best->time.total) best = row;
   }
   return best;
+}
+
+// What is trained, and how: the plan's, or with changes.
+struct Trained {
+  const ModelProfile* model;
+  Training training;
+};
+
+// The strategy that needs the least.
+Remedy least_on(const Trained& trained, const Machine& machine, int64_t ranks) {
+  Remedy least;
+  for (const Strategy strategy : strategies_on(machine, ranks)) {
+    const auto memory = memory_of(*trained.model, trained.training, strategy, machine, ranks);
+    if (least.memory.total > 0 && memory.total >= least.memory.total) continue;
+    least.strategy = strategy;
+    least.memory = memory;
+  }
+  return least;
+}
+
+// Makes the change, and says what to write for it.
+using Change = std::function<std::string(Trained&)>;
+
+// Those that are possible; first those that change the result least.
+std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
+  const Training& given = plan.training;
+  std::vector<Change> changes;
+  if (given.batch > 1) {  // halves of it until it fits, with as many samples a step
+    changes.emplace_back([&](Trained& trained) {
+      int64_t &batch = trained.training.batch, &accumulation = trained.training.accumulation;
+      const int64_t samples = batch * accumulation;
+      do {
+        batch /= 2;
+        accumulation = (samples + batch - 1) / batch;
+      } while (batch > 1 && !least_on(trained, plan.machine, plan.ranks).memory.fits());
+      return fmt::format("training.batch_size: {} and gradient_accumulation_steps: {}", batch,
+                         accumulation);
+    });
+  }
+  if (given.recomputed != Recomputed::Blocks) {
+    changes.emplace_back([](Trained& trained) {
+      trained.training.recomputed = Recomputed::Blocks;
+      return "activations computed twice (training.activation_checkpointing: full, or "
+             "--recompute)";
+    });
+  }
+  if (given.precision == Precision::Float && narrow != nullptr) {
+    changes.emplace_back([narrow](Trained& trained) {
+      trained.model = narrow;
+      trained.training.precision = Precision::Narrow;
+      return "16 bits (mixed_precision: bf16)";
+    });
+  }
+  if (given.state_bytes > 0) {
+    changes.emplace_back([](Trained& trained) {
+      return std::exchange(trained.training.state_bytes, 0) > 4
+                 ? "sgd instead of Adam (optimizer: sgd)"
+                 : "sgd without momentum (optimizer.momentum: 0)";
+    });
+  }
+  return changes;
+}
+
+std::vector<Remedy> remedies_of(const Plan& plan, const ModelProfile* narrow) {
+  Trained now = {&plan.model, plan.training};
+  const auto with = [&](const Change& change) {
+    Trained changed = now;
+    std::string text = change(changed);
+    Remedy remedy = least_on(changed, plan.machine, plan.ranks);
+    remedy.change = std::move(text);
+    for (int64_t n = 1; n <= plan.most_tried && remedy.least_ranks == 0; n *= 2) {
+      if (least_on(changed, plan.machine, n).memory.fits()) remedy.least_ranks = n;
+    }
+    return remedy;
+  };
+  auto changes = changes_of(plan, narrow);
+  std::vector<Remedy> remedies;
+  for (const Change& change : changes) {
+    if (const Remedy one = with(change); one.memory.fits()) remedies.push_back(one);
+  }
+  if (!remedies.empty()) return remedies;
+  Memory memory = least_on(now, plan.machine, plan.ranks).memory;
+  while (!changes.empty() && !memory.fits()) {
+    const auto total = [&](const Change& change) { return with(change).memory.total; };
+    const auto best = std::ranges::min_element(changes, {}, total);
+    const Remedy remedy = with(*best);
+    if (remedy.memory.total > kClearSaving * memory.total) break;
+    remedies.push_back(remedy);
+    memory = remedy.memory;
+    (*best)(now);
+    changes.erase(best);
+  }
+  return remedies;
 }
 
 }  // namespace
@@ -83,6 +187,7 @@ Plan make_plan(const ModelProfile& model, const Training& training, const Machin
     plan.sizes.push_back(*best);
     if (plan.knee == 0 && best->time.communication_share() > 0.5) plan.knee = ranks;
   }
+  if (!plan.best) plan.remedies = remedies_of(plan, options.narrow ? &*options.narrow : nullptr);
   return plan;
 }
 

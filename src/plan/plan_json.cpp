@@ -46,6 +46,17 @@ Json all_of(const std::vector<PlanRow>& rows) {
   return out;
 }
 
+Json all_of(const std::vector<Remedy>& remedies) {
+  Json out = Json::array();
+  for (const auto& one : remedies) {
+    out.push_back({{"change", one.change},
+                   {"strategy", name_of(one.strategy)},
+                   {"memory_bytes", json_of(one.memory)},
+                   {"least_ranks", one.least_ranks}});
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string plan_json(const Plan& plan) {
@@ -63,7 +74,8 @@ std::string plan_json(const Plan& plan) {
               {"strategies", all_of(plan.strategies)},
               {"sizes", all_of(plan.sizes)},
               {"least_ranks", plan.least_ranks},
-              {"knee", plan.knee}};
+              {"knee", plan.knee},
+              {"remedies", all_of(plan.remedies)}};
   return out.dump(2) + "\n";
 }
 

@@ -72,15 +72,28 @@ std::string time_table(const Plan& plan, int width) {
 
 std::string sizes_table(const Plan& plan, int width) {
   std::vector<std::vector<std::string>> rows = {
-      {"ranks", "best", "a rank's memory", "step", "rate", "efficiency"}};
+      {"ranks", "hosts", "best", "a rank's memory", "step", "rate", "efficiency"}};
+  int64_t hosts = 1;
   const int64_t most = std::max<int64_t>({plan.ranks, 8, std::min<int64_t>(plan.knee, 1024)});
   for (const auto& row : plan.sizes) {
     if (row.ranks > most) break;
-    rows.push_back({std::to_string(row.ranks), name_of(row.strategy), bytes_text(row.memory.total),
-                    seconds_text(row.time.total), rate_text(plan, row.samples_per_second),
-                    percent_text(row.efficiency)});
+    hosts = Ranks{row.ranks, plan.machine.devices_per_node}.nodes();
+    rows.push_back({std::to_string(row.ranks), std::to_string(hosts), name_of(row.strategy),
+                    bytes_text(row.memory.total), seconds_text(row.time.total),
+                    rate_text(plan, row.samples_per_second), percent_text(row.efficiency)});
   }
-  return rows.size() > 1 ? table_text(rows, width) : "";
+  if (rows.size() < 2) return "";
+  std::string out = table_text(rows, width);
+  if (hosts > 1) {
+    const auto& network = plan.machine.network;
+    out += wrapped(
+        fmt::format("More than {} are on several hosts of {} x {}. The network between them is "
+                    "taken to be {}, {:.3g} GB/s a host (--network).",
+                    ranks_text(plan.machine.devices_per_node), plan.machine.devices_per_node,
+                    plan.machine.device.name, network.name, network.node_bandwidth / 1e9),
+        width);
+  }
+  return out;
 }
 
 const PlanRow* row_named(const Plan& plan, Strategy strategy) {
@@ -99,6 +112,39 @@ std::string largest_part(const Memory& m) {
   return std::ranges::max_element(parts)->second;
 }
 
+std::string hosts_text(const Plan& plan, int64_t ranks) {
+  const int64_t hosts = Ranks{ranks, plan.machine.devices_per_node}.nodes();
+  return hosts == 1 ? "one host" : fmt::format("{} hosts", hosts);
+}
+
+// On how many others it fits as it is.
+std::string more_ranks(const Plan& plan) {
+  if (plan.least_ranks == 0) return "";
+  return fmt::format(" It {} from {} on ({}), by {}.",
+                     plan.least_ranks > plan.ranks ? "would fit" : "fits",
+                     ranks_text(plan.least_ranks), hosts_text(plan, plan.least_ranks),
+                     name_of(plan.sizes.front().strategy));
+}
+
+std::string remedies_text(const Plan& plan) {
+  const auto& all = plan.remedies;
+  if (all.empty()) return "";
+  const bool one_is_enough = all.front().memory.fits();
+  const char* const between = one_is_enough ? ", or with " : ", and also with ";
+  std::string out = one_is_enough ? " It would fit" : " Less is needed";
+  for (const auto& one : all) {
+    out += (&one == &all.front() ? " with " : between) + one.change + ": " +
+           bytes_text(one.memory.total);
+  }
+  const Remedy& last = all.back();
+  if (!one_is_enough && last.memory.fits()) out += ", which fits";
+  if (!last.memory.fits() && last.least_ranks > 0 && last.least_ranks != plan.least_ranks) {
+    out += fmt::format(", which would fit from {} on ({})", ranks_text(last.least_ranks),
+                       hosts_text(plan, last.least_ranks));
+  }
+  return out + ".";
+}
+
 std::string when_nothing_fits(const Plan& plan) {
   const auto* least = &plan.strategies.front();
   for (const auto& row : plan.strategies) {
@@ -109,19 +155,11 @@ std::string when_nothing_fits(const Plan& plan) {
       fmt::format("Nothing fits on {}: {} needs the least, {} of {}, most of it for {}.",
                   ranks_text(plan.ranks), name_of(least->strategy), bytes_text(m.total),
                   bytes_text(m.available), largest_part(m));
-  if (plan.least_ranks > plan.ranks) {
-    out += fmt::format(" It would fit from {} on.", ranks_text(plan.least_ranks));
-  }
-  const double states = m.parameters + m.gradients + m.optimizer;
-  if (m.activations + m.working > states && plan.training.recomputed == Recomputed::Nothing) {
-    out +=
-        " Activations: make training.batch_size smaller and "
-        "training.gradient_accumulation_steps larger, or compute activations twice "
-        "(--recompute).";
-  } else if (plan.training.precision == Precision::Float) {
-    out += " Compute in 16 bits (mixed_precision: bf16), or take a device with more memory.";
-  }
-  return out;
+  out += more_ranks(plan) + remedies_text(plan);
+  const char* const place = plan.machine.device.shares_memory ? "host" : "device";
+  const bool is_hopeless = plan.remedies.empty() && plan.least_ranks == 0;
+  return out + fmt::format(" {} a smaller model or a {} with more memory.",
+                           is_hopeless ? "Take" : "Otherwise take", place);
 }
 
 std::string why_fsdp(const PlanRow& best, const PlanRow& ddp) {
@@ -153,6 +191,16 @@ std::string why_ddp(const Plan& plan, const PlanRow& best) {
                            name_of(fastest->strategy), percent_text(gain));
 }
 
+std::string speed_text(int64_t ranks, double speedup) {
+  if (speedup >= 0.995) {
+    return fmt::format("{} ranks are {:.3g} times as fast as one alone", ranks, speedup);
+  }
+  const auto share = percent_text(speedup);
+  return fmt::format(
+      "{} ranks are {} as fast as one alone: what they send takes more time than they save", ranks,
+      share == "50 %" ? "half" : "only " + share);
+}
+
 std::string advice(const Plan& plan) {
   if (!plan.best) return when_nothing_fits(plan);
   const PlanRow& best = *plan.best;
@@ -168,10 +216,9 @@ std::string advice(const Plan& plan) {
   } else {
     out += why_fsdp(best, *ddp);
   }
-  out += fmt::format(
-      " {} of a step is computation and update; {} ranks are as fast as {:.3g} times one alone.",
-      percent_text((best.time.computation + best.time.update) / best.time.total), plan.ranks,
-      best.efficiency * static_cast<double>(plan.ranks));
+  out += fmt::format(" {} of a step is computation and update; {}.",
+                     percent_text((best.time.computation + best.time.update) / best.time.total),
+                     speed_text(plan.ranks, best.efficiency * static_cast<double>(plan.ranks)));
   if (plan.configured && *plan.configured != best.strategy) {
     if (const auto* row = row_named(plan, *plan.configured)) {
       out += row->memory.fits() ? fmt::format(" The file asks for {}, which takes {} a step.",

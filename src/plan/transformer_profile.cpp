@@ -160,8 +160,8 @@ train::TransformerConfig model_named(const std::string& name) {
             .max_length = 40960,
             .tied = each.tied};
   }
-  throw ConfigError(fmt::format("[plan] unknown model '{}'; the nearest is {}; known are {}", name,
-                                nearest(lower, names), fmt::join(names, ", ")));
+  throw ConfigError(fmt::format("[plan] unknown model '{}'{}; known are {}", name,
+                                hint_of(lower, names), fmt::join(names, ", ")));
 }
 
 }  // namespace lockstep::plan

@@ -80,6 +80,35 @@ TEST_F(ConfigCommands, WrongWordsAreNamed) {
   EXPECT_THAT(lockstep_tool("config").said, HasSubstr("say what to do"));
   EXPECT_THAT(lockstep_tool("config --help").said, HasSubstr("check"));
   EXPECT_THAT(lockstep_tool("confg").said, HasSubstr("the nearest is config"));
+  EXPECT_THAT(lockstep_tool("config xyz").said, HasSubstr("'xyz' (lockstep config --help)"));
+  EXPECT_THAT(lockstep_tool("xyz").said, HasSubstr("'xyz'; to start a program, write: lockstep"));
+}
+
+TEST_F(ConfigCommands, AKeyAsAFlagOfTrainIsToldHowToBeSet) {
+  const std::string file = write("run.yaml", "{}\n");
+  const auto said = [&](const std::string& flags) {
+    const auto out = lockstep_tool("train " + file + " " + flags);
+    EXPECT_EQ(out.status, 2);
+    return out.said;
+  };
+  const auto set = [](const std::string& flag, const std::string& override) {
+    return StartsWith("lockstep: [train] unknown flag " + flag + ": write --set " + override +
+                      " (lockstep train --help)");
+  };
+  EXPECT_THAT(said("--epochs 3"), set("--epochs", "training.epochs=3"));
+  EXPECT_THAT(said("--batch-size=8"), set("--batch-size", "training.batch_size=8"));
+  EXPECT_THAT(said("--lr 0.1"), set("--lr", "optimizer.learning_rate=0.1"));
+  EXPECT_THAT(said("--lr"), set("--lr", "optimizer.learning_rate=VALUE"));
+  EXPECT_THAT(said("--fp16"), set("--fp16", "mixed_precision.dtype=fp16"));
+  EXPECT_THAT(said("--zero --tls"), set("--zero", "parallel.zero=true"));
+  EXPECT_THAT(said("--training.epochs 3"), set("--training.epochs", "training.epochs=3"));
+  EXPECT_THAT(said("--foo 3"), StartsWith("lockstep: [train] unknown flag --foo (lockstep train"));
+  EXPECT_THAT(said("--nprocs 3"), HasSubstr("[train] unknown flag --nprocs; the nearest is "
+                                            "--nproc-per-node (lockstep train --help)"));
+  EXPECT_THAT(said("-x A=1"), HasSubstr("[train] -x: ranks get the launcher's environment: write "
+                                        "NAME=VALUE before lockstep train"));
+  EXPECT_THAT(lockstep_tool("run --lr 3 true").said,
+              HasSubstr("[run] unknown flag --lr (lockstep"));
 }
 
 TEST_F(ConfigCommands, AWrongFileStartsNoRank) {

@@ -14,6 +14,7 @@ namespace lockstep::train {
 namespace {
 
 using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -49,9 +50,21 @@ checkpoint: {directory: runs/a, save_strategy: steps, save_steps: 1_000}
 
 TEST(LoadConfig, AKeyWithADotIsQuotedAsItIs) {
   EXPECT_THAT(refusal("trainer.seed: 1"),
-              HasSubstr("run.yaml:1:1: unknown key 'trainer.seed'; the nearest is "));
+              HasSubstr("run.yaml:1:1: unknown key 'trainer.seed'; it is training.seed"));
   EXPECT_THAT(refusal("training: {a.b: 1}"),
-              HasSubstr("unknown key 'b' in training.a; the nearest"));
+              HasSubstr("unknown key 'b' in training.a; `lockstep config reference`"));
+}
+
+TEST(LoadConfig, AKeyThatIsLikeNoOtherNamesNone) {
+  EXPECT_EQ(refusal("report_to: x\n"),
+            "[config] run.yaml:1:1: unknown key 'report_to'; `lockstep config reference` lists all "
+            "keys");
+  EXPECT_THAT(refusal("", {"model.foo=1"}),
+              HasSubstr("unknown key 'foo' in model; `lockstep config reference` lists all"));
+  EXPECT_THAT(refusal("", {"foo.x=1"}), HasSubstr("unknown section 'foo'; sections are model, "));
+  EXPECT_THAT(refusal("optimizer: zzz\n"), EndsWith("is not one of sgd, adam, adamw"));
+  EXPECT_THAT(refusal("training: {curriculum: [{zzz: 1}]}\n"),
+              EndsWith("unknown key 'zzz'; a stage has epochs, fraction, path, targets_path"));
 }
 
 TEST(LoadConfig, AFileOfAnotherProgramIsToldWhereItBelongs) {

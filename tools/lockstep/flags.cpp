@@ -12,6 +12,7 @@
 
 #include "core/nearest.h"
 #include "lockstep/core/error.h"
+#include "lockstep/train/config_source.h"
 
 namespace lockstep::tool {
 namespace {
@@ -53,7 +54,7 @@ const std::map<std::string, std::string>& flags_of_others() {
       "and "
       "--rdzv-endpoint (docs/launching.md, Several hosts)";
   static const std::string variable =
-      "ranks get the launcher's environment: write NAME=VALUE before lockstep run";
+      "ranks get the launcher's environment: write NAME=VALUE before lockstep {1}";
   static const std::string needless = "it is mpirun's and not needed here: leave it out";
   static const std::map<std::string, std::string> flags = {
       {"-n", ranks},
@@ -98,6 +99,16 @@ CLI::Validator validator(std::function<bool(const std::string&)> is_good, const 
         return is_good(text) ? std::string() : fmt::format("'{}': give {}", text, what);
       },
       "");
+}
+
+// A key of the command's file as a flag: throws ConfigError that says how to set it.
+void refuse_key(const CLI::App& command, const std::string& flag, const std::string& value) {
+  std::string name = flag.substr(2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  const auto overrides = train::overrides_for(name, value);
+  if (overrides.empty()) return;
+  throw ConfigError(fmt::format("[{0}] unknown flag {1}: write --set {2} (lockstep {0} --help)",
+                                command.get_name(), flag, fmt::join(overrides, " or --set ")));
 }
 
 std::optional<double> number_of(const std::string& text) {
@@ -204,8 +215,8 @@ void refuse_limited_flags(const CLI::App& command) {
       if (std::find(values.begin(), values.end(), value) != values.end()) continue;
       if (!flag.takes_value && (value == "false" || value == "0")) continue;
       throw ConfigError(fmt::format(
-          "[run] {}{} (or {}) is not supported: {}{}", name, flag.takes_value ? " " + value : "",
-          variable_of(name), flag.reason,
+          "[{}] {}{} (or {}) is not supported: {}{}", command.get_name(), name,
+          flag.takes_value ? " " + value : "", variable_of(name), flag.reason,
           values.empty() ? "" : fmt::format(" (what works: {})", fmt::join(values, ", "))));
     }
   }
@@ -228,20 +239,26 @@ void refuse_flag(const CLI::App& command, const std::string& word, const std::st
     const auto found = others.find(flag);
     if (found == others.end()) return;
     throw ConfigError(
-        fmt::format("[run] {}: {}", flag, fmt::format(fmt::runtime(found->second), value)));
+        fmt::format("[{}] {}: {}", command.get_name(), flag,
+                    fmt::format(fmt::runtime(found->second), value, command.get_name())));
   };
   refuse_as(name, equals == word.npos ? (number_of(next) ? next : "N") : word.substr(equals + 1));
   if (!word.starts_with("--")) {
     if (number_of(word.substr(2))) refuse_as(word.substr(0, 2), word.substr(2));
     throw ConfigError(
-        fmt::format("[run] unknown flag {} (lockstep {} --help)", name, command.get_name()));
+        fmt::format("[{0}] unknown flag {1} (lockstep {0} --help)", command.get_name(), name));
+  }
+  if (command.get_option_no_throw("--set") != nullptr) {
+    const bool is_value = !next.starts_with('-') || number_of(next);
+    refuse_key(command, name, equals != word.npos ? word.substr(equals + 1) : is_value ? next : "");
   }
   std::vector<std::string> known;
   for (const CLI::Option* option : command.get_options()) {
-    for (const auto& one : option->get_lnames()) known.push_back("--" + one);
+    for (const auto& one : option->get_lnames()) known.push_back(one);
   }
-  throw ConfigError(fmt::format("[run] unknown flag {}; the nearest is {} (lockstep {} --help)",
-                                name, nearest(name, known), command.get_name()));
+  throw ConfigError(fmt::format("[{0}] unknown flag {1}{2} (lockstep {0} --help)",
+                                command.get_name(), name,
+                                hint_of(name.substr(2), known, "; the nearest is --")));
 }
 
 std::shared_ptr<CLI::FormatterBase> flag_formatter(const std::string& usage) {

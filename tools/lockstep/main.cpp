@@ -68,8 +68,8 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
     throw ConfigError(fmt::format("'{}' is not a command; to start it, write: {}", first, line));
   }
   throw ConfigError(fmt::format(
-      "unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-      nearest(first,
+      "unknown command '{}'{}; to start a program, write: {}", first,
+      hint_of(first,
               {"run", "train", "sweep", "tokenize", "config", "doctor", "help", "inspect", "verify",
                "merge", "export", "diff", "report", "top", "plan", "simulate", "bench"}),
       line));

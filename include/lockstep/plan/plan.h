@@ -29,6 +29,16 @@ struct PlanRow {
 struct PlanOptions {
   int64_t ranks = 0;  // 0: those of one node, at most one for each lane
   std::optional<Strategy> configured = std::nullopt;  // what the user has asked for
+  // The same model computing in 16 bits, where it does not yet; without it that is no remedy.
+  std::optional<ModelProfile> narrow = std::nullopt;
+};
+
+// A change of the training with which each rank needs less memory.
+struct Remedy {
+  std::string change;                 // "sgd instead of Adam (optimizer: sgd)"
+  Strategy strategy = Strategy::Ddp;  // that needs the least with it
+  Memory memory;
+  int64_t least_ranks = 0;  // as the plan's, with it
 };
 
 // Strategies compared, and the advice.
@@ -49,6 +59,9 @@ struct Plan {
   // The fewest ranks (a power of two) on which the best one spends more time on communication and
   // waiting than on computation; 0: none up to `most_tried`.
   int64_t knee = 0;
+  // Where nothing fits: each change with which something does. Where there is none, those that save
+  // most, each with the ones before it, until something fits or less than a twentieth is saved.
+  std::vector<Remedy> remedies;
 };
 
 // Throws ConfigError for fewer than 1 or more than 1,048,576 ranks, more ranks than lanes, sizes

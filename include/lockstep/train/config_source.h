@@ -39,4 +39,9 @@ std::string keep_source(const ConfigSource& source);
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 
+// What --set takes in the place of a flag `name` with this value: "training.epochs=3" for "epochs"
+// and "3"; with VALUE where there is none. `name` is a key, the last part of some, or what other
+// programs call one ("lr"). Empty when there is no such key.
+std::vector<std::string> overrides_for(const std::string& name, const std::string& value);
+
 }  // namespace lockstep::train

@@ -135,9 +135,11 @@ class TableParser {
     if (number && *number >= 0 && *number < std::ssize(names_)) {
       return static_cast<size_t>(*number);
     }
-    fail(fmt::format("has no column '{}': there are {}, from '{}' to '{}'; did you mean '{}'?{}",
-                     wanted, names_.size(), shown(names_.front()), shown(names_.back()),
-                     shown(nearest(wanted, names_)), delimiter_advice()));
+    const std::string meant = nearest(wanted, names_);
+    fail(fmt::format("has no column '{}': there are {}, from '{}' to '{}'{}{}", wanted,
+                     names_.size(), shown(names_.front()), shown(names_.back()),
+                     meant.empty() ? "." : fmt::format("; did you mean '{}'?", shown(meant)),
+                     delimiter_advice()));
   }
 
   // For a file whose only column is a whole line.

@@ -71,8 +71,7 @@ void File::read_keys(const YAML::Node& map, const Readers& readers,
     if (reader == readers.end()) {
       Words known;
       for (const auto& [name, unused] : readers) known.push_back(name);
-      fail(entry.first,
-           fmt::format("unknown key '{}'; the nearest is {}", key, nearest(shorten(key), known)));
+      fail(entry.first, fmt::format("unknown key '{}'{}", key, hint_of(shorten(key), known)));
     }
     if (!entry.second.IsNull()) reader->second(entry.second);
   }

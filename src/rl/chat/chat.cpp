@@ -131,9 +131,8 @@ ChatFormat chat_format(std::string_view name) {
     if (known == name) return format;
     names.emplace_back(known);
   }
-  throw ConfigError(
-      fmt::format("[rl] chat format '{}' is none of qwen3, qwen3-2507, compact: did you mean '{}'?",
-                  name, nearest(name, names)));
+  throw ConfigError(fmt::format("[rl] chat format '{}' is none of qwen3, qwen3-2507, compact{}",
+                                name, hint_of(name, names, "; did you mean '", "'?")));
 }
 
 ChatFormat chat_format_of_template(std::string_view text) {

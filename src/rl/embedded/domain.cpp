@@ -21,9 +21,9 @@ size_t place_of(std::string_view what, std::string_view name,
                 std::span<const std::string_view> known) {
   const auto found = std::find(known.begin(), known.end(), name);
   if (found != known.end()) return static_cast<size_t>(found - known.begin());
-  throw ConfigError(fmt::format("[rl] EmbeddedDomain: {} '{}' is none of {}: did you mean '{}'?",
-                                what, name, fmt::join(known, ", "),
-                                nearest(name, {known.begin(), known.end()})));
+  throw ConfigError(fmt::format(
+      "[rl] EmbeddedDomain: {} '{}' is none of {}{}", what, name, fmt::join(known, ", "),
+      hint_of(name, {known.begin(), known.end()}, "; did you mean '", "'?")));
 }
 
 int64_t whole_number(std::string_view text, const TaskKey& key) {

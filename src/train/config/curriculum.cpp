@@ -74,8 +74,8 @@ std::vector<CurriculumStage> read_curriculum(const Setting& setting, const std::
       } else {
         is_good = false;
         refuse(entry.first,
-               fmt::format("unknown key '{}'; the nearest is {}", name,
-                           nearest(name, {"epochs", "fraction", "path", "targets_path"})));
+               fmt::format("unknown key '{}'{}; a stage has epochs, fraction, path, targets_path",
+                           name, hint_of(name, {"epochs", "fraction", "path", "targets_path"})));
       }
       if (!is_good) break;
     }

@@ -125,9 +125,7 @@ void Loading::store(const Setting& setting) {
   if (const std::string fault = fault_of(*key, value); !fault.empty()) {
     const auto* text = std::get_if<std::string>(&value);
     const std::string advice =
-        text != nullptr && !key->allowed.empty()
-            ? fmt::format("; the nearest is {}", nearest(text->substr(0, 60), key->allowed))
-            : "";
+        text != nullptr && !key->allowed.empty() ? hint_of(text->substr(0, 60), key->allowed) : "";
     problems_.add(setting.value_origin,
                   fmt::format("{}: {} is not {}{}", setting.written,
                               setting.node.IsScalar() ? excerpt(setting.node) : text_of(value),

@@ -1,6 +1,7 @@
 #include "train/config/settings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/parser.h>
 
@@ -15,6 +16,7 @@
 
 #include "core/nearest.h"
 #include "lockstep/core/environment.h"
+#include "lockstep/train/config_source.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
 #include "train/config/schema.h"
@@ -63,6 +65,41 @@ class SecondDocument : public YAML::EventHandler {
 };
 
 }  // namespace
+
+std::vector<std::string> keys_called(const Schema& schema, const std::string& name) {
+  std::vector<std::string> paths;
+  for (const Key& key : schema.keys()) {
+    const bool is_new = std::find(paths.begin(), paths.end(), key.path) == paths.end();
+    if (is_new && key.path.substr(key.path.rfind('.') + 1) == name) paths.push_back(key.path);
+  }
+  if (!paths.empty()) return paths;
+  const FlatKey* flat = find_flat_key(name);
+  if (flat == nullptr) return {};
+  for (const auto& value : flat->translate(YAML::Node("1")).values) paths.push_back(value.path);
+  return paths;
+}
+
+std::vector<std::string> overrides_for(const std::string& name, const std::string& value) {
+  const Schema schema{{}};
+  std::vector<std::string> overrides;
+  if (const FlatKey* flat = find_flat_key(name)) {
+    // What stands behind a flag without a value is another word.
+    for (const std::string& said : {value.empty() ? "VALUE" : value, std::string("true")}) {
+      for (const auto& [path, node] : flat->translate(YAML::Node(said)).values) {
+        overrides.push_back(path + "=" + node.as<std::string>());
+      }
+      if (!overrides.empty()) return overrides;
+    }
+  }
+  const bool is_path = !schema.all(name).empty();
+  for (const std::string& path : is_path ? std::vector{name} : keys_called(schema, name)) {
+    const auto keys = schema.all(path);
+    const bool is_flag = !keys.empty() && std::holds_alternative<bool>(keys.front()->fallback);
+    const std::string said = is_flag ? (value == "false" ? value : "true") : value;
+    overrides.push_back(path + "=" + (said.empty() ? "VALUE" : said));
+  }
+  return overrides;
+}
 
 Origin Settings::at(const YAML::Node& node, const Origin& otherwise) const {
   if (layer_ > 0 || node.Mark().is_null()) return otherwise;
@@ -211,33 +248,29 @@ void Settings::add(const std::string& path, const YAML::Node& value, const Origi
 
 void Settings::refuse_unknown(const std::string& last, const std::string& path,
                               const Origin& origin) {
-  // What stands beside it, and what has its very name elsewhere.
-  std::vector<std::string> beside, elsewhere;
+  std::vector<std::string> beside;
   // A name with a dot may belong to no section.
   const bool is_top = !schema_.is_section(path.substr(0, path.find('.'))) || path == last;
   const std::string& written = is_top ? path : last;
   const std::string parent = is_top ? "" : path.substr(0, path.rfind('.') + 1);
   for (const Key& key : schema_.keys()) {
-    if (!is_top && key.path.starts_with(parent)) {
-      const std::string rest = key.path.substr(parent.size());
-      beside.push_back(rest.substr(0, rest.find('.')));
-    }
-    if (key.path.substr(key.path.rfind('.') + 1) == written) elsewhere.push_back(key.path);
+    if (is_top || !key.path.starts_with(parent)) continue;
+    const std::string rest = key.path.substr(parent.size());
+    beside.push_back(rest.substr(0, rest.find('.')));
   }
   if (parent == "training.") beside.emplace_back("curriculum");
   if (beside.empty()) beside = schema_.sections();
   if (is_top) {
     beside = schema_.sections();
     for (const FlatKey& flat : flat_keys()) beside.push_back(flat.name);
-  } else if (const FlatKey* flat = find_flat_key(written); flat != nullptr && elsewhere.empty()) {
-    const FlatMeaning meaning = flat->translate(YAML::Node("1"));
-    if (!meaning.values.empty()) elsewhere.push_back(meaning.values[0].path);
   }
   const std::string where = is_top ? "" : " in " + parent.substr(0, parent.size() - 1);
-  problems_.add(origin, fmt::format("unknown key '{}'{}; {}", written.substr(0, 60), where,
-                                    elsewhere.empty()
-                                        ? "the nearest is " + nearest(written.substr(0, 60), beside)
-                                        : "it is " + elsewhere.front()));
+  const std::vector<std::string> elsewhere = keys_called(schema_, last);
+  const std::string hint = hint_of(written.substr(0, 60), beside);
+  problems_.add(origin, fmt::format("unknown key '{}'{}{}", written.substr(0, 60), where,
+                                    !elsewhere.empty() ? "; it is " + elsewhere.front()
+                                    : hint.empty() ? "; `lockstep config reference` lists all keys"
+                                                   : hint));
 }
 
 void Settings::read_environment() {
@@ -313,11 +346,11 @@ void Settings::read_override(const std::string& text) {
     YAML::Node key(path);
     return read_top(key, value, origin);
   }
-  if (!schema_.is_section(path.substr(0, path.find('.')))) {
-    return problems_.add(
-        origin,
-        fmt::format("unknown section '{}'; the nearest is {}", path.substr(0, path.find('.')),
-                    nearest(path.substr(0, path.find('.')), schema_.sections())));
+  const std::string section = path.substr(0, path.find('.'));
+  if (!schema_.is_section(section)) {
+    return problems_.add(origin, fmt::format("unknown section '{}'{}; sections are {}", section,
+                                             hint_of(section, schema_.sections()),
+                                             fmt::join(schema_.sections(), ", ")));
   }
   read_key(path, value, origin);
 }

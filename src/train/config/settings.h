@@ -22,6 +22,10 @@ struct Setting {
   int layer = 0;        // a later layer overrides an earlier one: file, environment, command line
 };
 
+// The keys whose last part is `name`: training.epochs for "epochs". Where there are none, those
+// that the flat key of this name sets: optimizer.learning_rate for "lr".
+std::vector<std::string> keys_called(const Schema& schema, const std::string& name);
+
 // The settings of all sources (file, environment, command line), key by key.
 class Settings {
  public:

@@ -35,8 +35,9 @@ std::unique_ptr<Metric> make_metric(std::string_view name, const MetricOptions& 
   const std::vector<std::string> known{
       "accuracy", "top_k", "confusion_matrix", "auc", "perplexity", "mse", "rmse", "mae",
       "r2",       "mean"};
-  throw ConfigError(fmt::format("[metrics] '{}' is unknown: use one of {}; did you mean '{}'?",
-                                name, fmt::join(known, ", "), nearest(name, known)));
+  throw ConfigError(fmt::format("[metrics] '{}' is unknown: use one of {}{}", name,
+                                fmt::join(known, ", "),
+                                hint_of(name, known, "; did you mean '", "'?")));
 }
 
 }  // namespace lockstep::train

@@ -98,9 +98,9 @@ int PlanCommand::plan_grpo() const {
                                                          {"none", plan::Reference::None}};
   const auto place = places.find(reference_);
   if (place == places.end()) {
-    throw ConfigError(
-        fmt::format("[plan] --reference {}: resident, offloaded or none; the nearest is {}",
-                    reference_, nearest(reference_, {"resident", "offloaded", "none"})));
+    throw ConfigError(fmt::format("[plan] --reference {}: resident, offloaded or none{}",
+                                  reference_,
+                                  hint_of(reference_, {"resident", "offloaded", "none"})));
   }
   const auto config = question_.config();
   if (config.model.kind != "transformer") {
@@ -131,6 +131,10 @@ int PlanCommand::carry_out() const {
   const auto machine = question_.machine();
   plan::PlanOptions options = {.ranks = question_.ranks(config, machine)};
   if (question_.has_file()) options.configured = plan::strategy_of(config);
+  if (auto narrow = config; narrow.mixed_precision.dtype == "no") {
+    narrow.mixed_precision.dtype = "bf16";
+    options.narrow = question_.profile(narrow);
+  }
   const auto plan =
       plan::make_plan(question_.profile(config), question_.training(config), machine, options);
   fmt::print("{}", json_ ? plan::plan_json(plan) : plan::plan_text(plan, columns()));

@@ -50,9 +50,9 @@ plan::Strategy strategy_named(const std::string& name) {
   std::vector<std::string> names;
   for (const auto& [known, strategy] : all) names.push_back(known);
   throw ConfigError(
-      fmt::format("[simulate] --strategy {}: the nearest is {}; ddp, zero, fsdp-gradients, "
-                  "fsdp, fsdp-hybrid-gradients or fsdp-hybrid",
-                  name, nearest(name, names)));
+      fmt::format("[simulate] --strategy {}: ddp, zero, fsdp-gradients, fsdp, "
+                  "fsdp-hybrid-gradients or fsdp-hybrid{}",
+                  name, hint_of(name, names)));
 }
 
 // The whole run for several intervals between checkpoints, and the best.

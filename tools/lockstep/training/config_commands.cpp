@@ -69,10 +69,8 @@ void ConfigCommands::check_words(const std::vector<std::string>& words) {
   }
   const std::string& word = words[1];
   if (word.starts_with('-') || std::find(known.begin(), known.end(), word) != known.end()) return;
-  throw ConfigError(
-      fmt::format("[config] unknown command '{}'; the nearest is {} (lockstep config "
-                  "--help)",
-                  word, nearest(word, known)));
+  throw ConfigError(fmt::format("[config] unknown command '{}'{} (lockstep config --help)", word,
+                                hint_of(word, known)));
 }
 
 int ConfigCommands::carry_out() {

@@ -1,0 +1,172 @@
+// What a plan advises where nothing fits.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint_format/tool.h"
+#include "lockstep/plan/plan.h"
+
+namespace lockstep::plan {
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+// Two layers of 100,000, whose states are nearly all that they need; 16 bits would need more.
+train::RunConfig wide_perceptron(const char* dtype = "no") {
+  return {.model = {.kind = "mlp", .mlp = {.hidden = {100000, 100000}}},
+          .mixed_precision = {.dtype = dtype}};
+}
+
+Machine host(double gib, int64_t devices = 2) {
+  Machine machine = this_host();
+  machine.device.memory_bytes = gib * (1 << 30);
+  machine.devices_per_node = devices;
+  return machine;
+}
+
+Plan plan_of(const train::RunConfig& config, const train::RunConfig& narrow, const Machine& machine,
+             const Training& training, int64_t ranks) {
+  const SampleSizes sample = {{784}, 10};
+  return make_plan(profile_of(config, sample), training, machine,
+                   {.ranks = ranks, .narrow = profile_of(narrow, sample)});
+}
+
+Plan wide_plan(const Machine& machine, const Training& training = {.batch = 64}) {
+  return plan_of(wide_perceptron(), wide_perceptron("bf16"), machine, training, 1);
+}
+
+// The words of a text, whatever its lines are.
+std::string unwrapped(const Plan& plan) {
+  std::string text = plan_text(plan, 100);
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+TEST(Advice, OnlyWhatLessensTheMemoryIsARemedy) {
+  const auto sample = SampleSizes{{784}, 10};
+  const auto on = [&](const char* dtype, Precision precision) {
+    return memory_of(profile_of(wide_perceptron(dtype), sample),
+                     {.batch = 64, .precision = precision}, Strategy::Ddp, host(20), 1)
+        .total;
+  };
+  EXPECT_GT(on("bf16", Precision::Narrow), on("no", Precision::Float));
+  const auto plan = wide_plan(host(20));
+  ASSERT_EQ(plan.remedies.size(), 1);
+  EXPECT_EQ(plan.remedies[0].change, "sgd instead of Adam (optimizer: sgd)");
+  EXPECT_NEAR(plan.remedies[0].memory.total,
+              plan.strategies[0].memory.total - 1.01 * plan.strategies[0].memory.optimizer, 1e6);
+  EXPECT_THAT(unwrapped(plan),
+              AllOf(HasSubstr("most of it for the optimizer's state. Less is needed with sgd "
+                              "instead of Adam (optimizer: sgd): 76 GiB. Otherwise take a "
+                              "smaller model or a host with more memory."),
+                    Not(HasSubstr("16 bits")), Not(HasSubstr("batch_size"))));
+}
+
+TEST(Advice, WhatMakesItFitSaysSo) {
+  EXPECT_THAT(unwrapped(wide_plan(host(100))),
+              HasSubstr("It would fit with sgd instead of Adam (optimizer: sgd): 76 GiB. "));
+  EXPECT_THAT(unwrapped(wide_plan(host(100), {.batch = 64, .state_bytes = 4})),
+              HasSubstr("It would fit with sgd without momentum (optimizer.momentum: 0): 76"));
+  EXPECT_TRUE(wide_plan(host(200)).remedies.empty()) << "it fits";
+}
+
+TEST(Advice, WithoutARemedyItSaysWhatIsLeft) {
+  const auto plan = wide_plan(host(20), {.batch = 1, .state_bytes = 0});
+  EXPECT_TRUE(plan.remedies.empty());
+  EXPECT_THAT(unwrapped(plan),
+              AllOf(HasSubstr(". Take a smaller model or a host with more memory."),
+                    Not(HasSubstr("needed with"))));
+}
+
+// Qwen3's activations of 2048 tokens do not fit a T4 at batch 1: no batch is smaller.
+TEST(Advice, ABatchOfOneIsNotMadeSmaller) {
+  const auto sizes = model_named("qwen3-32b");
+  const auto wide = transformer_profile(sizes, 2048, Precision::Float);
+  const auto narrow = transformer_profile(sizes, 2048, Precision::Narrow);
+  const Machine machine = {.device = device_named("t4"), .network = network_named("8x400g")};
+  const auto plan = make_plan(wide, {}, machine, {.ranks = 8, .narrow = narrow});
+  ASSERT_EQ(plan.remedies.size(), 3);
+  EXPECT_THAT(plan.remedies[0].change, HasSubstr("activations computed twice"));
+  EXPECT_EQ(plan.remedies[1].change, "sgd instead of Adam (optimizer: sgd)");
+  EXPECT_EQ(plan.remedies[2].change, "16 bits (mixed_precision: bf16)");
+  const Training all = {
+      .precision = Precision::Narrow, .recomputed = Recomputed::Blocks, .state_bytes = 0};
+  EXPECT_DOUBLE_EQ(plan.remedies[2].memory.total,
+                   memory_of(narrow, all, Strategy::FsdpFull, machine, 8).total);
+  EXPECT_THAT(unwrapped(plan), AllOf(HasSubstr("GiB, and also with sgd instead of Adam"),
+                                     HasSubstr("a smaller model or a device with more memory"),
+                                     Not(HasSubstr("batch_size")), Not(HasSubstr("accumulation"))));
+  EXPECT_EQ(make_plan(wide, {}, machine, {.ranks = 8}).remedies.size(), 2) << "without 16 bits";
+}
+
+TEST(Advice, ALargeBatchIsHalvedUntilItFits) {
+  const auto model = transformer_profile(model_named("qwen3-8b"), 2048, Precision::Float);
+  const Machine machine = {.device = device_named("h200"), .network = network_named("8x400g")};
+  const auto plan = make_plan(model, {.batch = 64}, machine, {.ranks = 8});
+  ASSERT_FALSE(plan.remedies.empty());
+  EXPECT_EQ(plan.remedies[0].change, "training.batch_size: 2 and gradient_accumulation_steps: 32");
+  EXPECT_TRUE(plan.remedies[0].memory.fits());
+}
+
+TEST(Advice, OtherNumbersOfRanksThatFitAreNamedWithTheirHosts) {
+  const auto model = transformer_profile(model_named("qwen3-8b"), 2048, Precision::Narrow);
+  const Machine machine = {.device = device_named("a100-80gb"),
+                           .network = network_named("8x200g"),
+                           .devices_per_node = 2};
+  const auto plan = make_plan(model, {.precision = Precision::Narrow}, machine, {.ranks = 1});
+  ASSERT_FALSE(plan.best);
+  const auto text = fmt::format("It would fit from {} ranks on ({}), by ", plan.least_ranks,
+                                plan.least_ranks == 2 ? "one host" : "2 hosts");
+  EXPECT_THAT(unwrapped(plan), HasSubstr(text));
+}
+
+// The ranks of this host, those of more hosts and their network, of which nothing is known.
+TEST(Advice, NumbersOfRanksSayOnHowManyHostsTheyAre) {
+  const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  Machine machine = host(20);
+  const auto two = unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2}));
+  EXPECT_THAT(two, AllOf(HasSubstr("ranks  hosts"), ContainsRegex(" 2 +1 +Ddp"),
+                         ContainsRegex(" 8 +4 +Ddp"),
+                         HasSubstr("More than 2 ranks are on several hosts of 2 x cpu. The network "
+                                   "between them is taken to be ethernet-10g, 1.12 GB/s a host "
+                                   "(--network).")));
+  machine.devices_per_node = 1 << 17;
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2})),
+              Not(HasSubstr("several hosts")));
+}
+
+TEST(Advice, RanksThatAreSlowerThanOneAreCalledSo) {
+  const auto tiny =
+      profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {2048, 2048}}}}, {{784}, 10});
+  Machine machine = host(20);
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2})),
+              ContainsRegex("; 2 ranks are [0-9.]+ times as fast as one alone\\."));
+  machine.network = network_named("ethernet-1g");
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 1}, machine, {.ranks = 4})),
+              ContainsRegex("; 4 ranks are only [0-9]+ % as fast as one alone: what they send"));
+}
+
+TEST(Advice, TheCommandAsksWhatSixteenBitsNeed) {
+  const auto out = test::lockstep_tool("plan --model qwen3-32b --device t4 --json");
+  EXPECT_EQ(out.status, 3);
+  const auto remedies = nlohmann::json::parse(out.said).at("remedies");
+  ASSERT_EQ(remedies.size(), 3);
+  EXPECT_THAT(remedies.at(2).at("change").get<std::string>(), HasSubstr("mixed_precision: bf16"));
+  EXPECT_FALSE(remedies.at(2).at("memory_bytes").at("fits"));
+}
+
+TEST(Advice, UnknownDevicesHaveANeighbourOnlyIfThereIsOne) {
+  const auto said = [](const std::string& name) {
+    return test::lockstep_tool("plan --model qwen3-4b --device " + name).said;
+  };
+  EXPECT_THAT(said("a100"), HasSubstr("unknown device 'a100'; the nearest is a100-40gb; known"));
+  EXPECT_THAT(said("foo"), HasSubstr("unknown device 'foo'; known are t4, "));
+}
+
+}  // namespace
+}  // namespace lockstep::plan
