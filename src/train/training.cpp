@@ -332,6 +332,10 @@ void Training::save() {
     state_.saved_at = state_.step;
     if (has_saved_) checkpoints_->limit_best(best_saved_);
     checkpoints_->save(state_.step, metrics_of_step());
+    if (std::exchange(owes_job_file_, false)) {
+      checkpoints_->finish();  // before it is there, nothing is this job's
+      write_own_job();
+    }
   }
   call_and_agree([&](Callback& one) { one.on_save(state_, requests_); });
 }

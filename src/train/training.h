@@ -177,8 +177,13 @@ class Training {
   // saving.cpp
   void track_all();
   std::shared_ptr<checkpoint::Stateful> progress();
+  bool saves() const;  // if nothing stops it
   void claim_directory();
   void restore();
+  void restore_state(bool is_restarted);
+  bool is_restarted_here();
+  void begin_job();
+  void write_own_job();
   std::map<std::string, std::string> watched_metrics() const;
   // `unused`: by part, the plateau's state of a run that begins.
   void forget_other_metrics(const std::vector<parallel::PlateauState>& unused);
@@ -188,8 +193,6 @@ class Training {
   template <class Look>
   std::string seen_by_main(const Look& look);
   void refuse_others();
-  void refuse_to_join(const std::string& found) const;
-  bool has_left_another();
   std::map<std::string, double> metrics_of_step() const;
   void finish_saving();
 
@@ -214,6 +217,7 @@ class Training {
   bool has_seen_ = false, has_saved_ = false;
   int64_t bad_evaluations_ = 0;
   std::string best_folder_;
+  bool owes_job_file_ = false;  // until the first save
 
   bool has_begun_ = false;
   Clock::time_point begun_ = Clock::now();
