@@ -131,7 +131,8 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
                       {"best_saved", best_saved_},
                       {"has_saved", has_saved_},
                       {"watched", packed(watched_metrics())},
-                      {"base_rates", packed(base_rates())}};
+                      {"base_rates", packed(base_rates())},
+                      {"owed", owed()}};
       },
       [this](const Values& values) {
         stage_ = value_of<int64_t>(values, "stage");
@@ -150,7 +151,35 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
         has_saved_ = value_of<bool>(values, "has_saved");
         restored_watched_ = unpacked(value_of<std::string>(values, "watched"));
         restored_rates_ = unpacked_metrics(value_of<std::string>(values, "base_rates"));
+        owe(value_of<std::string>(values, "owed"));
       });
+}
+
+// What was asked for and has not happened yet, as words. A stop is an undisturbed run's end, from
+// which it goes on when it is started again.
+std::string Training::owed() const {
+  const bool is_preempted = ended_ == Ended::Preempted;
+  std::string words;
+  const auto add = [&](const char* word, bool is_owed) {
+    if (is_owed) words += (words.empty() ? "" : " ") + std::string(word);
+  };
+  add("evaluation", owes_evaluation_);
+  add("stop", owes_stop_ && is_preempted);
+  add("next-evaluation", evaluate_now_ || requests_.wants_evaluation());
+  add("next-stop", requests_.wants_stop() && is_preempted);
+  add("next-save", requests_.wants_save());
+  return words;
+}
+
+void Training::owe(const std::string& words) {
+  std::istringstream all(saved_owed_ = words);
+  for (std::string word; all >> word;) {
+    if (word == "evaluation") owes_evaluation_ = true;
+    if (word == "stop") owes_stop_ = true;
+    if (word == "next-evaluation") requests_.evaluate();
+    if (word == "next-stop") requests_.stop();
+    if (word == "next-save") requests_.save();
+  }
 }
 
 // The metric, and which value of it is better, of each number that evaluations are compared with.
@@ -236,7 +265,8 @@ void Training::restore() {
 void Training::restore_state(bool is_restarted) {
   const auto& saving = options_.saving;
   const checkpoint::RestoreOptions older{
-      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates", "trainer/watched"},
+      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates", "trainer/watched",
+                        "trainer/owed"},
       .allow_unexpected = {"trainer/lr_factor"}};
   const auto given = optimizer_options();
   std::vector<parallel::PlateauState> unused;

@@ -140,6 +140,7 @@ class Training {
   void evaluate_now();
   void save_before_leaving();
   void evaluate_what_is_due();
+  void make_up();
   void save();
   void finish();
   void fail(const std::exception& error);
@@ -161,6 +162,7 @@ class Training {
   StepSums agreed(StepSums mine) const;
   StepSums flags() const;
   void note(const StepSums& sums);
+  void share_requests();
   bool refuses(TrainedPart& part, const StepSums& mine, const StepSums& sums);
   std::vector<at::Tensor> copies_of_buffers() const;
   void restore_buffers(const std::vector<at::Tensor>& copies);
@@ -177,6 +179,8 @@ class Training {
   // saving.cpp
   void track_all();
   std::shared_ptr<checkpoint::Stateful> progress();
+  std::string owed() const;
+  void owe(const std::string& words);
   bool saves() const;  // if nothing stops it
   void claim_directory();
   void restore();
@@ -226,8 +230,12 @@ class Training {
   bool has_agreed_ = false;  // in this step
   bool is_in_step_ = false;
   bool save_now_ = false, evaluate_now_ = false;
-  bool is_extra_ = false;          // the evaluation is one that only the run's end asks for
-  MicroBatches* micro_ = nullptr;  // of the step that is made
+  // That the last step was to have, and a signal left no time for.
+  bool owes_evaluation_ = false, owes_stop_ = false;
+  std::string saved_owed_;           // owed() in the last checkpoint
+  bool is_evaluated_since_ = false;  // after it, by one that counts
+  bool is_extra_ = false;            // the evaluation is one that only the run's end asks for
+  MicroBatches* micro_ = nullptr;    // of the step that is made
   // Whether an exception that comes now is thrown on all ranks.
   bool is_common_ = false;
   friend class CommonPart;
