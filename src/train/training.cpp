@@ -134,7 +134,7 @@ void Training::train() {
   begun_ = Clock::now();
   call([&](Callback& one) { one.on_train_begin(state_); });
   if (state_.resumed_at > 0 && !is_over()) make_up();
-  while (!is_over()) {
+  while (!is_over() || owes_epoch_end()) {
     train_stage(stages_[stage_]);
     if (is_over()) break;
     if (++stage_ == std::ssize(stages_)) {
@@ -178,7 +178,7 @@ std::optional<int64_t> Training::steps_left() const {
 void Training::train_stage(StageRun& run) {
   state_.stage = run.stage.name;
   state_.epochs = run.stage.epochs;
-  while (!is_over() && !is_full(run)) {
+  while ((!is_over() && !is_full(run)) || owes_epoch_end()) {
     const int64_t epoch = run.loader->state().epoch;
     if (run.stage.epochs > 0 && epoch >= run.stage.epochs) return;
     state_.epoch = epoch;
@@ -267,6 +267,12 @@ void Training::make_up() {
     evaluate_what_is_due();
   }
   if (std::exchange(save_now_, false)) save();
+}
+
+// Whether a signal has left no time for the end of the epoch. It may have come in the last step of
+// a stage, or of the run.
+bool Training::owes_epoch_end() const {
+  return ended_ != Ended::Preempted && stages_[stage_].loader->batches_left() == 0;
 }
 
 void Training::evaluate_what_is_due() {

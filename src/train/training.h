@@ -141,6 +141,7 @@ class Training {
   void save_before_leaving();
   void evaluate_what_is_due();
   void make_up();
+  bool owes_epoch_end() const;
   void save();
   void finish();
   void fail(const std::exception& error);
