@@ -20,8 +20,6 @@ namespace {
 
 using checkpoint::value_of;
 
-constexpr char kOwn = '+', kOthers = '-';  // whose checkpoints rank 0 has found
-
 // As one text: their names are not known before they are restored.
 using Texts = std::map<std::string, std::string>;
 
@@ -64,12 +62,19 @@ constexpr const char *kEarly = "early stopping", *kBest = "the best checkpoint";
 }  // namespace
 
 bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
-  const auto plain = [](const std::string& path) {
+  namespace fs = std::filesystem;
+  const auto plain = [](const fs::path& path) {
     std::error_code error;
-    const auto found = std::filesystem::weakly_canonical(path, error);
-    return error ? std::filesystem::path(path) : found;
+    const auto found = fs::weakly_canonical(fs::absolute(path), error);
+    return error ? path : found;
   };
-  return !folder.empty() && plain(folder + "/..") == plain(directory);
+  if (folder.empty()) return false;
+  std::error_code error;
+  if (fs::exists(folder, error)) return plain(folder + "/..") == plain(directory);
+  // Its own "..", where it is gone, would be no folder.
+  fs::path gone = fs::absolute(folder).lexically_normal();
+  if (!gone.has_filename()) gone = gone.parent_path();
+  return plain(gone.parent_path()) == plain(directory);
 }
 
 void Training::track_all() {
@@ -126,7 +131,8 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
                       {"best_saved", best_saved_},
                       {"has_saved", has_saved_},
                       {"watched", packed(watched_metrics())},
-                      {"base_rates", packed(base_rates())}};
+                      {"base_rates", packed(base_rates())},
+                      {"owed", owed()}};
       },
       [this](const Values& values) {
         stage_ = value_of<int64_t>(values, "stage");
@@ -145,7 +151,35 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
         has_saved_ = value_of<bool>(values, "has_saved");
         restored_watched_ = unpacked(value_of<std::string>(values, "watched"));
         restored_rates_ = unpacked_metrics(value_of<std::string>(values, "base_rates"));
+        owe(value_of<std::string>(values, "owed"));
       });
+}
+
+// What was asked for and has not happened yet, as words. A stop is an undisturbed run's end, from
+// which it goes on when it is started again.
+std::string Training::owed() const {
+  const bool is_preempted = ended_ == Ended::Preempted;
+  std::string words;
+  const auto add = [&](const char* word, bool is_owed) {
+    if (is_owed) words += (words.empty() ? "" : " ") + std::string(word);
+  };
+  add("evaluation", owes_evaluation_);
+  add("stop", owes_stop_ && is_preempted);
+  add("next-evaluation", evaluate_now_ || requests_.wants_evaluation());
+  add("next-stop", requests_.wants_stop() && is_preempted);
+  add("next-save", requests_.wants_save());
+  return words;
+}
+
+void Training::owe(const std::string& words) {
+  std::istringstream all(saved_owed_ = words);
+  for (std::string word; all >> word;) {
+    if (word == "evaluation") owes_evaluation_ = true;
+    if (word == "stop") owes_stop_ = true;
+    if (word == "next-evaluation") requests_.evaluate();
+    if (word == "next-stop") requests_.stop();
+    if (word == "next-save") requests_.save();
+  }
 }
 
 // The metric, and which value of it is better, of each number that evaluations are compared with.
@@ -205,37 +239,47 @@ std::string Training::seen_by_main(const Look& look) {
   return found.substr(1);
 }
 
+bool Training::saves() const {
+  const auto& saving = options_.saving;
+  return saving.at_end || saving.every_steps > 0 || saving.every_epochs > 0 || saving.best;
+}
+
 // Before anything is restored, or written: what another job that resumes with the same checkpoints
 // has trained until its first save would be lost.
 void Training::claim_directory() {
-  const auto& saving = options_.saving;
-  const bool saves =
-      saving.at_end || saving.every_steps > 0 || saving.every_epochs > 0 || saving.best;
-  if (!saves) return;
+  if (!saves()) return;
   seen_by_main([&] {
-    directory_.emplace(checkpoint::FolderLock::of_checkpoints(saving.directory));
+    directory_.emplace(checkpoint::FolderLock::of_checkpoints(options_.saving.directory));
     return "";
   });
 }
 
 void Training::restore() {
   if (!checkpoints_) return;
-  const auto& saving = options_.saving;
   claim_directory();
+  const bool is_restarted = is_restarted_here();
+  restore_state(is_restarted);
+  if (!is_restarted && saves()) begin_job();
+}
+
+void Training::restore_state(bool is_restarted) {
+  const auto& saving = options_.saving;
   const checkpoint::RestoreOptions older{
-      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates", "trainer/watched"},
+      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates", "trainer/watched",
+                        "trainer/owed"},
       .allow_unexpected = {"trainer/lr_factor"}};
   const auto given = optimizer_options();
   std::vector<parallel::PlateauState> unused;
   for (const auto& part : parts_) {
     unused.push_back(part.plateau ? part.plateau->state() : parallel::PlateauState());
   }
-  if (!saving.resume_from.empty() && !has_left_another()) {
+  if (!saving.resume_from.empty() && !is_restarted) {
+    refuse_others();
     checkpoints_->restore(saving.resume_from, older);
     forget_other_metrics(unused);
     // The best of another directory, or one that was removed, is none of this run's.
     if (saving.best && has_saved_) has_saved_ = !best_in_directory().empty();
-  } else if (saving.resume == Resume::Latest || !saving.resume_from.empty()) {
+  } else if (saving.resume == Resume::Latest || is_restarted) {
     if (!checkpoints_->restore_latest(older)) return;
     forget_other_metrics(unused);
     state_.saved_at = state_.step;
@@ -285,39 +329,52 @@ std::map<std::string, double> Training::base_rates() const {
   return rates;
 }
 
-// A new run among another's checkpoints would remove them as its own.
+// A run among another's checkpoints would remove them as its own, unless it begins with one of
+// them.
 void Training::refuse_others() {
-  const auto& directory = options_.saving.directory;
-  refuse_to_join(
-      seen_by_main([&] { return checkpoint::newest_checkpoint(directory).value_or(""); }));
-}
-
-void Training::refuse_to_join(const std::string& found) const {
-  if (found.empty()) return;
-  throw ConfigError(fmt::format(
-      "[train] {} has checkpoints of a run already, such as {}: resume it "
-      "(Resume::Latest{}; in a file checkpoint.resume: latest), give another directory, or "
-      "remove this one",
-      options_.saving.directory, found,
-      options_.saving.resume_from.empty() ? "" : " without resume_from"));
-}
-
-// Whether a run that began with a checkpoint of another directory has saved in its own since, when
-// the launcher starts its ranks again. Checkpoints of another run there are refused.
-bool Training::has_left_another() {
   const std::string &directory = options_.saving.directory, &from = options_.saving.resume_from;
   const std::string found = seen_by_main([&]() -> std::string {
     if (is_checkpoint_of(from, directory)) return "";
-    const auto newest = checkpoint::newest_checkpoint(directory);
-    if (!newest) {
-      write_job_file(directory);
-      return "";
-    }
-    return (is_restarted_job(directory) ? kOwn : kOthers) + *newest;
+    return checkpoint::newest_checkpoint(directory).value_or("");
   });
-  if (found.empty() || found.front() == kOwn) return !found.empty();
-  refuse_to_join(found.substr(1));
-  return false;
+  if (found.empty()) return;
+  throw ConfigError(fmt::format(
+      "[train] {} has checkpoints of a run already, such as {}: resume it "
+      "(Resume::Latest{}; in a file checkpoint.resume: latest), give another directory, "
+      "or remove this one",
+      directory, found, from.empty() ? "" : " without resume_from"));
+}
+
+// Whether the launcher has started this job again, and it has saved in its directory before.
+bool Training::is_restarted_here() {
+  const auto& directory = options_.saving.directory;
+  const auto found = seen_by_main([&] {
+    return is_restarted_job(directory) && checkpoint::newest_checkpoint(directory) ? "own" : "";
+  });
+  return !found.empty();
+}
+
+// From here on a restart of this job resumes from what is newest in the directory. Where that is
+// none of this run's, as it goes back to an older one, from its first checkpoint on; the name of a
+// job before, which may be the same, goes.
+void Training::begin_job() {
+  const auto& directory = options_.saving.directory;
+  const auto found = seen_by_main([&] {
+    if (is_checkpoint_of(options_.saving.resume_from, directory)) {
+      std::filesystem::remove(directory + "/job.txt");
+      return "goes back";
+    }
+    write_job_file(directory);
+    return "";
+  });
+  owes_job_file_ = !found.empty();
+}
+
+void Training::write_own_job() {
+  seen_by_main([&] {
+    write_job_file(options_.saving.directory);
+    return "";
+  });
 }
 
 std::map<std::string, double> Training::metrics_of_step() const {

@@ -205,8 +205,20 @@ void Training::note(const StepSums& sums) {
   if (sums.save > 0) save_now_ = true;
   if (sums.evaluate > 0) evaluate_now_ = true;
   if (sums.preempted > 0) end(Ended::Preempted);
-  if (sums.stop > 0) end(Ended::Stopped);
+  if (sums.stop > 0) {
+    owes_stop_ = ended_ == Ended::Preempted;
+    end(Ended::Stopped);
+  }
   if (sums.late > 0) end(Ended::TimeLimit);
+}
+
+// What callbacks have asked for on any rank since the ranks agreed last is asked for on all.
+void Training::share_requests() {
+  if (options_.callbacks.empty()) return;
+  const StepSums sums = agreed({});
+  if (sums.stop > 0) requests_.stop();
+  if (sums.save > 0) requests_.save();
+  if (sums.evaluate > 0) requests_.evaluate();
 }
 
 // A step that may be skipped leaves no running statistics behind either: one value that is not

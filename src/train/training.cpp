@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -132,11 +133,8 @@ void Training::train() {
   }
   begun_ = Clock::now();
   call([&](Callback& one) { one.on_train_begin(state_); });
-  if (state_.resumed_at > 0 && !is_over()) {
-    evaluate_what_is_due();
-    if (std::exchange(save_now_, false)) save();
-  }
-  while (!is_over()) {
+  if (state_.resumed_at > 0 && !is_over()) make_up();
+  while (!is_over() || owes_epoch_end()) {
     train_stage(stages_[stage_]);
     if (is_over()) break;
     if (++stage_ == std::ssize(stages_)) {
@@ -180,7 +178,7 @@ std::optional<int64_t> Training::steps_left() const {
 void Training::train_stage(StageRun& run) {
   state_.stage = run.stage.name;
   state_.epochs = run.stage.epochs;
-  while (!is_over() && !is_full(run)) {
+  while ((!is_over() && !is_full(run)) || owes_epoch_end()) {
     const int64_t epoch = run.loader->state().epoch;
     if (run.stage.epochs > 0 && epoch >= run.stage.epochs) return;
     state_.epoch = epoch;
@@ -244,7 +242,10 @@ bool Training::ends_run(const StageRun& run) const {
 }
 
 void Training::after_step(const StageRun& run, bool ends_epoch) {
-  if (ended_ == Ended::Preempted) return;  // there is little time: finish() saves
+  if (ended_ == Ended::Preempted) {  // there is little time: finish() saves
+    owes_evaluation_ = std::exchange(evaluate_now_, false);
+    return;
+  }
   if (std::exchange(evaluate_now_, false)) {
     evaluate_now();
   } else {
@@ -257,7 +258,23 @@ void Training::after_step(const StageRun& run, bool ends_epoch) {
   if (!save_now_) save();
 }
 
-// Also where a run resumes that was preempted in a step with an evaluation.
+// Where a run resumes that was preempted: what that step was to have.
+void Training::make_up() {
+  if (std::exchange(owes_stop_, false)) end(Ended::Stopped);
+  if (std::exchange(owes_evaluation_, false)) {
+    evaluate_now();
+  } else {
+    evaluate_what_is_due();
+  }
+  if (std::exchange(save_now_, false)) save();
+}
+
+// Whether a signal has left no time for the end of the epoch. It may have come in the last step of
+// a stage, or of the run.
+bool Training::owes_epoch_end() const {
+  return ended_ != Ended::Preempted && stages_[stage_].loader->batches_left() == 0;
+}
+
 void Training::evaluate_what_is_due() {
   const int64_t every = options_.evaluation.every_steps;
   if (every > 0 && state_.step % every == 0 && state_.evaluated_at != state_.step) evaluate_now();
@@ -276,14 +293,23 @@ void Training::after_epoch(const StageRun& run) {
 }
 
 void Training::finish() {
+  {
+    const CommonPart common(*this);
+    share_requests();
+  }
+  const bool is_saved =
+      state_.saved_at == state_.step && !is_evaluated_since_ && owed() == saved_owed_;
   if (is_evaluated_at_end()) {
+    // What is asked for in it, a run that resumes was not asked for.
+    const auto asked = std::pair(requests_, evaluate_now_);
     is_extra_ = true;
     evaluate_now();
+    std::tie(requests_, evaluate_now_) = asked;
   }
   // What was saved in this step already has nothing of the evaluation that has just found it best.
   const bool is_asked = std::exchange(save_now_, false);
   const bool is_due = options_.saving.at_end || ended_ == Ended::Preempted;
-  if (is_asked || (is_due && state_.saved_at != state_.step)) save();
+  if (is_asked || (is_due && !is_saved)) save();
   {
     const CommonPart common(*this);
     finish_saving();
@@ -300,6 +326,7 @@ void Training::evaluate_now() {
       state_.metrics = evaluate();
     }
     state_.evaluated_at = state_.step;
+    if (!is_extra_) is_evaluated_since_ = true;
     const CommonPart common(*this);
     judge();
   } catch (...) {
@@ -329,9 +356,16 @@ void Training::save() {
   {
     const Stopwatch watch(state_.saving_seconds);
     const CommonPart common(*this);
+    share_requests();
     state_.saved_at = state_.step;
+    saved_owed_ = owed();
+    is_evaluated_since_ = false;
     if (has_saved_) checkpoints_->limit_best(best_saved_);
     checkpoints_->save(state_.step, metrics_of_step());
+    if (std::exchange(owes_job_file_, false)) {
+      checkpoints_->finish();  // before it is there, nothing is this job's
+      write_own_job();
+    }
   }
   call_and_agree([&](Callback& one) { one.on_save(state_, requests_); });
 }

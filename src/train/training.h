@@ -140,6 +140,8 @@ class Training {
   void evaluate_now();
   void save_before_leaving();
   void evaluate_what_is_due();
+  void make_up();
+  bool owes_epoch_end() const;
   void save();
   void finish();
   void fail(const std::exception& error);
@@ -161,6 +163,7 @@ class Training {
   StepSums agreed(StepSums mine) const;
   StepSums flags() const;
   void note(const StepSums& sums);
+  void share_requests();
   bool refuses(TrainedPart& part, const StepSums& mine, const StepSums& sums);
   std::vector<at::Tensor> copies_of_buffers() const;
   void restore_buffers(const std::vector<at::Tensor>& copies);
@@ -177,8 +180,15 @@ class Training {
   // saving.cpp
   void track_all();
   std::shared_ptr<checkpoint::Stateful> progress();
+  std::string owed() const;
+  void owe(const std::string& words);
+  bool saves() const;  // if nothing stops it
   void claim_directory();
   void restore();
+  void restore_state(bool is_restarted);
+  bool is_restarted_here();
+  void begin_job();
+  void write_own_job();
   std::map<std::string, std::string> watched_metrics() const;
   // `unused`: by part, the plateau's state of a run that begins.
   void forget_other_metrics(const std::vector<parallel::PlateauState>& unused);
@@ -188,8 +198,6 @@ class Training {
   template <class Look>
   std::string seen_by_main(const Look& look);
   void refuse_others();
-  void refuse_to_join(const std::string& found) const;
-  bool has_left_another();
   std::map<std::string, double> metrics_of_step() const;
   void finish_saving();
 
@@ -214,6 +222,7 @@ class Training {
   bool has_seen_ = false, has_saved_ = false;
   int64_t bad_evaluations_ = 0;
   std::string best_folder_;
+  bool owes_job_file_ = false;  // until the first save
 
   bool has_begun_ = false;
   Clock::time_point begun_ = Clock::now();
@@ -222,8 +231,12 @@ class Training {
   bool has_agreed_ = false;  // in this step
   bool is_in_step_ = false;
   bool save_now_ = false, evaluate_now_ = false;
-  bool is_extra_ = false;          // the evaluation is one that only the run's end asks for
-  MicroBatches* micro_ = nullptr;  // of the step that is made
+  // That the last step was to have, and a signal left no time for.
+  bool owes_evaluation_ = false, owes_stop_ = false;
+  std::string saved_owed_;           // owed() in the last checkpoint
+  bool is_evaluated_since_ = false;  // after it, by one that counts
+  bool is_extra_ = false;            // the evaluation is one that only the run's end asks for
+  MicroBatches* micro_ = nullptr;    // of the step that is made
   // Whether an exception that comes now is thrown on all ranks.
   bool is_common_ = false;
   friend class CommonPart;

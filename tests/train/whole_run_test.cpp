@@ -253,8 +253,8 @@ TEST(Best, IsOfTheStepsThatLedToTheEnd) {
   for (const int64_t keep_last : {1, 2}) {
     const Folder folder;
     const auto held_out = test::train_samples(10, 7);
-    using Losses = std::map<int64_t, double>;  // by step
-    const auto run = [&](const std::string& from, const Losses& losses, int64_t kept) {
+    using ByStep = std::map<int64_t, double>;
+    const auto run = [&](const std::string& from, const ByStep& losses, int64_t kept) {
       spawn(2, [&](World& world) {
         TrainNet net;
         const auto samples = test::train_samples(80);

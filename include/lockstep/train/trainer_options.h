@@ -88,7 +88,8 @@ struct Best {
   bool restore_at_end = false;
 };
 
-// From where a run starts.
+// From where a run starts. A job that its launcher has started again resumes from what it has saved
+// itself, if anything, whatever is given here.
 enum class Resume {
   Latest,  // the newest checkpoint of the directory, where there is one
   Never,   // refused when the directory has checkpoints
@@ -105,7 +106,7 @@ struct Saving {
   bool async = true;                        // written in the background
   Resume resume = Resume::Latest;
   // A checkpoint's folder, in place of `resume`. One of another directory is refused when
-  // `directory` has checkpoints, but for those of this job, once its launcher has started it again.
+  // `directory` has checkpoints of another run.
   std::string resume_from = {};
   // A signal to stop saves, and ends the run (PreemptionNotice); false: it does what it does in the
   // program.

@@ -119,40 +119,6 @@ std::vector<double> peaks_of(const comm::World& world) {
   return all;
 }
 
-// The number of the newest save in a folder of checkpoints; -1: none.
-int64_t newest_save(const std::string& folder) {
-  const auto found = checkpoint::list_checkpoints(folder).checkpoints;
-  return found.empty() ? -1 : found.back().save;
-}
-
-// When the launcher starts the ranks again, the run resumes from the newest checkpoint in its
-// folder, once that is its own or the one that it began with. A run that began with an older one,
-// or one of another folder, has to have saved something first.
-class Job : public Callback {
- public:
-  Job(std::string folder, const Saving& saving)
-      : folder_(std::move(folder)), begins_elsewhere_(!saving.resume_from.empty()) {}
-  void on_train_begin(const RunState& state) override {
-    if (!state.is_main()) return;
-    if (begins_elsewhere_) {
-      before_ = newest_save(folder_);
-    } else {
-      write_job_file(folder_);
-    }
-  }
-  // The checkpoint may still be on its way to the disk; then the next one tells.
-  void on_save(const RunState& state, Requests&) override {
-    if (!state.is_main() || !begins_elsewhere_ || newest_save(folder_) == before_) return;
-    begins_elsewhere_ = false;
-    write_job_file(folder_);
-  }
-
- private:
-  std::string folder_;
-  bool begins_elsewhere_;
-  int64_t before_ = -1;
-};
-
 // What is done once the run knows where it begins: the lines at the start.
 class Beginning : public Callback {
  public:
@@ -233,9 +199,6 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     }
     return lines;
   })};
-  if (!directory.empty()) {
-    options.callbacks.push_back(std::make_shared<Job>(directory, options.saving));
-  }
   const bool is_logged = !files.log.empty() || !logging.open_metrics_file.empty() ||
                          !logging.prometheus_address.empty();
   std::shared_ptr<Monitoring> log;

@@ -1,0 +1,105 @@
+// A signal in the last step of an epoch, which leaves no time for the epoch's end.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lanes/training.h"
+#include "support/folder.h"
+#include "support/spawn.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using test::Folder;
+using test::spawn;
+using test::TrainNet;
+using train::Ended;
+using train::RunState;
+
+// Why the step is the last of more than its epoch.
+enum class Last { OfStage, OfRun, OfAStop };
+
+using Events = std::vector<std::pair<std::string, int64_t>>;
+
+struct Listing : train::Callback {
+  explicit Listing(Events& list) : events(list) {}
+  void on_step_begin(const RunState& state) override {
+    if (state.step + 1 == signal_at) raise(SIGUSR1);
+  }
+  void on_step_end(const RunState& state, train::Requests& requests) override {
+    if (state.step == stop_after - 1) requests.stop();
+  }
+  void on_evaluate(const RunState& state, train::Requests&) override {
+    events.emplace_back("evaluate", state.step);
+  }
+  void on_epoch_end(const RunState& state, train::Requests&) override {
+    events.emplace_back("end " + state.stage, state.step);
+  }
+  Events& events;
+  int64_t signal_at = 0, stop_after = 0;
+};
+
+struct Trace {
+  Events events;
+  double rate = 0;
+  uint64_t hash = 0;
+  friend bool operator==(const Trace&, const Trace&) = default;
+};
+
+// One start. Each evaluation but the first halves the rate. Epochs of 8 steps.
+Ended started(World& world, Trace& run, const std::string& directory, Last last, int64_t signal_at,
+              bool is_last_start) {
+  seed_everything(1, world);
+  TrainNet net;
+  const auto samples = test::train_samples(40), held_out = test::train_samples(10, 6);
+  auto options = test::train_options({{"sgd"}});
+  options.epochs = last == Last::OfStage ? 0 : 3;
+  if (last == Last::OfStage) {
+    options.stages = {{.name = "easy", .data = samples, .steps = 16},
+                      {.name = "hard", .data = samples, .epochs = 1}};
+  }
+  if (last == Last::OfRun && !is_last_start) options.max_steps = 16;
+  options.evaluation = {.data = held_out, .every_epochs = 1};
+  options.learning_rate = train::on_plateau(
+      {.better = train::Better::Higher, .factor = 0.5, .patience = 0, .threshold = 1e6});
+  options.saving = {.directory = directory};
+  const auto listing = std::make_shared<Listing>(run.events);
+  listing->signal_at = signal_at;
+  if (last == Last::OfAStop) listing->stop_after = 16;
+  options.callbacks = {listing};
+  train::Trainer trainer(world, net, train::cross_entropy(),
+                         last == Last::OfStage ? train::DataSource() : samples, options);
+  const auto outcome = trainer.run();
+  run.rate = trainer.optimizer().param_groups()[0].options().get_lr();
+  for (const auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
+  run.hash = test::lane_hash(*net);
+  return outcome.ended;
+}
+
+TEST(EpochEnd, ComesFirstWhereTheRunResumes) {
+  for (const Last last : {Last::OfStage, Last::OfRun, Last::OfAStop}) {
+    const Folder folder;
+    spawn(1, [&](World& world) {
+      Trace calm, rough;
+      const Ended ended = started(world, calm, folder / "calm", last, 0, false);
+      EXPECT_EQ(ended, last == Last::OfAStop ? Ended::Stopped : Ended::Finished);
+      EXPECT_EQ(started(world, rough, folder / "rough", last, 16, false), Ended::Preempted);
+      EXPECT_EQ(started(world, rough, folder / "rough", last, 0, false), ended);
+      EXPECT_EQ(rough, calm) << static_cast<int>(last);
+      // The checkpoint is that of the undisturbed run, too.
+      started(world, calm, folder / "calm", last, 0, true);
+      EXPECT_EQ(started(world, rough, folder / "rough", last, 0, true), Ended::Finished);
+      EXPECT_EQ(rough, calm) << static_cast<int>(last);
+      EXPECT_EQ(rough.events.size(), 6u);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

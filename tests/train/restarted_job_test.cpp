@@ -1,0 +1,107 @@
+// Where a run resumes when its launcher starts the ranks again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/directory.h"
+#include "support/folder.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using test::AtStep;
+using test::Folder;
+using test::message_of;
+using test::spawn;
+using test::TrainNet;
+using testing::HasSubstr;
+
+// A start of a job, which saves every 2nd of 12 steps.
+struct Start {
+  std::string job;
+  const char* restarts = "0";
+  std::string from = {};
+  int64_t breaks_after = 0;  // step; 0: it does not
+  train::Resume resume = train::Resume::Latest;
+};
+
+class RestartedJob : public testing::TestWithParam<int64_t> {
+ protected:
+  // The step at which it resumes.
+  void expect_resumed(const Start& start, int64_t at) {
+    spawn(2, [&](World& world) {
+      setenv("LOCKSTEP_JOB_ID", start.job.c_str(), 1);
+      setenv("TORCHELASTIC_RESTART_COUNT", start.restarts, 1);
+      seed_everything(1, world);
+      TrainNet net;
+      const auto samples = test::train_samples(120);
+      auto options = test::train_options({});
+      options.max_steps = 12;
+      options.saving = {.directory = run_,
+                        .every_steps = 2,
+                        .keep_last = GetParam(),
+                        .resume = start.resume,
+                        .resume_from = start.from};
+      options.callbacks = {
+          std::make_shared<AtStep>(start.breaks_after, [] { throw std::runtime_error("broken"); })};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      EXPECT_EQ(message_of([&] { trainer.run(); }) == "nothing", start.breaks_after == 0);
+      EXPECT_EQ(trainer.state().resumed_at, at);
+    });
+  }
+  std::string saved(int step) const { return run_ + "/step-0000000" + std::to_string(step); }
+
+  Folder folder_;
+  const std::string run_ = folder_ / "run";
+};
+
+INSTANTIATE_TEST_SUITE_P(KeepLast, RestartedJob, testing::Values(0, 2));
+
+TEST_P(RestartedJob, ThatWentBackInItsFolderGoesOnWithWhatItHasSavedSince) {
+  expect_resumed({.job = "a", .breaks_after = 7}, -1);
+  const std::string from = saved(4);
+  // The checkpoint of step 6 is none of job b's, which saves its own of that step.
+  expect_resumed({.job = "b", .from = from, .breaks_after = 5}, 4);
+  expect_resumed({.job = "b", .restarts = "1", .from = from, .breaks_after = 9}, 4);
+  EXPECT_EQ(std::filesystem::exists(from), GetParam() == 0);
+  expect_resumed({.job = "b", .restarts = "2", .from = from, .breaks_after = 11}, 8);
+  expect_resumed({.job = "b", .restarts = "3", .from = from}, 10);
+}
+
+// torchrun's jobs may all have one name.
+TEST_P(RestartedJob, HasNothingOfAnEarlierOneOfItsName) {
+  expect_resumed({.job = "a", .breaks_after = 7}, -1);
+  expect_resumed({.job = "a", .from = saved(4), .breaks_after = 5}, 4);
+  expect_resumed({.job = "a", .restarts = "1", .from = saved(4), .breaks_after = 5}, 4);
+}
+
+TEST_P(RestartedJob, GoesOnWhereAFirstStartHadToBeANewRun) {
+  using train::Resume;
+  expect_resumed({.job = "a", .breaks_after = 1, .resume = Resume::Never}, -1);
+  expect_resumed({.job = "a", .restarts = "1", .breaks_after = 7, .resume = Resume::Never}, -1);
+  expect_resumed({.job = "a", .restarts = "2", .resume = Resume::Never}, 6);
+}
+
+TEST_P(RestartedJob, OfACheckpointThatIsNotThereIsToldSo) {
+  expect_resumed({.job = "a", .breaks_after = 7}, -1);
+  spawn(1, [&](World& world) {
+    for (const std::string from : {"/step-00000005", "/step-00000005/"}) {
+      TrainNet net;
+      const auto samples = test::train_samples(120);
+      auto options = test::train_options({});
+      options.saving = {.directory = run_, .resume_from = run_ + from};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      EXPECT_THAT(message_of<CheckpointError>([&] { trainer.run(); }), HasSubstr("step-00000005"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
