@@ -56,9 +56,10 @@ TEST(LoadConfig, AKeyWithADotIsQuotedAsItIs) {
 }
 
 TEST(LoadConfig, AKeyThatIsLikeNoOtherNamesNone) {
-  EXPECT_EQ(refusal("report_to: x\n"),
-            "[config] run.yaml:1:1: unknown key 'report_to'; `lockstep config reference` lists all "
-            "keys");
+  EXPECT_EQ(
+      refusal("hub_model_id: x\n"),
+      "[config] run.yaml:1:1: unknown key 'hub_model_id'; `lockstep config reference` lists all "
+      "keys");
   EXPECT_THAT(refusal("", {"model.foo=1"}),
               HasSubstr("unknown key 'foo' in model; `lockstep config reference` lists all"));
   EXPECT_THAT(refusal("", {"foo.x=1"}), HasSubstr("unknown section 'foo'; sections are model, "));

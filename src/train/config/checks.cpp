@@ -234,6 +234,7 @@ void Checks::data() {
     refuse("data.channels", "3 or 1");
   }
   for (const auto& stage : config_.training.curriculum) {
+    const char* const first = is_first ? "path" : "validation_path";
     const bool has_two = data.kind == "npy" || data.kind == "idx";
     if (!stage.path.empty() && data.kind == "synthetic-regression") {
       refuse("training.curriculum", "path: data.kind synthetic-regression is in no files");
@@ -249,17 +250,14 @@ void Checks::data() {
     const bool is_first = std::string(name) == "targets_path";
     const std::string& features = is_first ? data.path : data.validation_path;
     const std::string& targets = is_first ? data.targets_path : data.validation_targets_path;
+    const char* const first = is_first ? "path" : "validation_path";
     const bool has_two = data.kind == "npy" || data.kind == "idx";
     if (has_two && features.empty() != targets.empty()) {
       problems_.add(
           origin_of_("data.kind"),
-          fmt::format("data.kind {}: data.{} is given without data.{}: samples and targets are two "
-                      "files, so give both or leave both out",
-                      data.kind,
-                      features.empty() ? name
-                      : is_first       ? "path"
-                                       : "validation_path",
-                      features.empty() ? is_first ? "path" : "validation_path" : name));
+          fmt::format("data.kind {} needs data.{}, as data.{} is given: samples and targets are "
+                      "two files (or leave both out)",
+                      data.kind, features.empty() ? first : name, features.empty() ? name : first));
     }
   }
   if (data.validation_fraction > 0 && !data.validation_path.empty()) {
