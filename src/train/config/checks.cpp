@@ -234,7 +234,6 @@ void Checks::data() {
     refuse("data.channels", "3 or 1");
   }
   for (const auto& stage : config_.training.curriculum) {
-    const char* const first = is_first ? "path" : "validation_path";
     const bool has_two = data.kind == "npy" || data.kind == "idx";
     if (!stage.path.empty() && data.kind == "synthetic-regression") {
       refuse("training.curriculum", "path: data.kind synthetic-regression is in no files");
