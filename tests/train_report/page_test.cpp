@@ -239,7 +239,7 @@ TEST(Page, RanksThatWentOnWithoutOthersAreNeitherSlowNorLeak) {
   EXPECT_EQ(heat["cells"].back().size(), 2);
 }
 
-// Its log goes on in one file, and the time between is nobody's work.
+// The log continues in one file; the time between the two processes is not counted.
 TEST(Page, ARunThatWasResumedLaterDidNotTakeTheTimeBetween) {
   RunHistory run;
   run.add(RunStart{.ranks = 1}, 1e9);

@@ -97,8 +97,8 @@ class UnitFlat {
   // Versions of parameters move where those of their shards have, so that autograd refuses a graph
   // that has saved what was there before.
   void count_writes();
-  // The name of a parameter that somebody has written to, through the module; else "". What
-  // autograd cannot see, as writes by data(), stays unseen. Forgets it.
+  // The name of a parameter whose values were changed through the module since the last call, or
+  // "". Writes by data() cannot be seen, because they count no version.
   std::string take_written();
   // Whether autograd has seen a shard change since publish().
   bool is_written() const;

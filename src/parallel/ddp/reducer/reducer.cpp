@@ -28,9 +28,8 @@ constexpr std::string_view kAdvice =
     "or a rank skipped a batch or left the loop: see Join, any_rank";
 
 constexpr std::string_view kJoinAdvice =
-    "or a rank ran another number of backward(), or in another order than the Join's list: within "
-    "a "
-    "Join each Ddp has one in a step";
+    "or a rank ran another number of backward(), or in another order than the Join's list: "
+    "within a Join each Ddp has one in a step";
 
 // Gradients arrive roughly in the reverse of the order in which layers were registered.
 std::vector<size_t> reverse_registration(size_t count) {
