@@ -285,7 +285,8 @@ def faults(stage):
 
 
 def sanitizer(stage):
-    """compute-sanitizer's memcheck and racecheck over some checks: one rank over NCCL, two on the GPU."""
+    """compute-sanitizer's memcheck and racecheck over some checks: one rank over NCCL, two on the GPU, where they take
+    turns and, under MPS, where kernels wait."""
     if stage.cpu:
         raise NotRun("compute-sanitizer looks at GPUs only")
     if shutil.which("compute-sanitizer") is None:
@@ -294,21 +295,33 @@ def sanitizer(stage):
     runs = [("memcheck", 1, ["average", "streams", "lifetimes", "ddp", "fused_adam", "autocast"]),
             ("memcheck", 2, ["average", "broadcast", "messages", "unequal_counts", "in_shared_memory", "ddp"]),
             ("racecheck", 2, ["average", "messages"])]
+    at_once = [("memcheck", 2, ["average", "messages", "in_shared_memory", "graphs"]),
+               ("racecheck", 2, ["average", "messages", "in_shared_memory"])]
     problems = []
-    for tool, ranks, checks in runs:
+
+    def look(tool, ranks, checks, **environment):
         try:
             # Each rank under one of its own: one that follows the launcher and all of its children does not end.
             out = stage.launched(ranks, shutil.which("compute-sanitizer"), "--tool", tool, "--report-api-errors", "no",
                                  *program, *checks, limit=60 * stage.check.args.patience, LOCKSTEP_TIMEOUT=300,
-                                 **({"LOCKSTEP_BACKEND": "cuda_ipc"} if ranks > 1 else {}))
+                                 **({"LOCKSTEP_BACKEND": "cuda_ipc"} if ranks > 1 else {}), **environment)
             found = re.findall(r"(?:ERROR SUMMARY:|RACECHECK SUMMARY:) (\d+)", out)
             if len(found) != ranks or any(int(number) for number in found):
                 raise Failed(f"found {found or 'nothing, not even a summary'}")
         except Failed as why:
-            problems.append(f"{tool} of {ranks} rank{'s' * (ranks > 1)}: {why}")
+            problems.append(f"{tool} of {ranks} rank{'s' * (ranks > 1)}{' under MPS' * bool(environment)}: {why}")
+
+    for run in runs:
+        look(*run)
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        at_once = []
+    else:
+        with mps(stage) as environment:
+            for run in at_once:
+                look(*run, **environment)
     if problems:
         raise Failed("; ".join(problems))
-    return f"{len(runs)} runs"
+    return f"{len(runs) + len(at_once)} runs"
 
 
 def figures(stage):

@@ -105,6 +105,10 @@ struct SendRecv {
 // the current stream wait, not the caller; failures are thrown by the next call or wait(). So only
 // a barrier(), or reading a result, shows that everything before it has succeeded.
 //
+// CUDA graphs: over cuda_ipc, where kernels wait, a current stream that captures captures the call,
+// too, and each launch is one, of all ranks alike, with the captured timeout; wait() belongs to the
+// captured part. Elsewhere such a call throws ConfigError (docs/groups.md).
+//
 // Aliasing: an output may share memory neither with another output of the call nor with itself (as
 // expanded tensors and overlapping windows do); such calls are refused, except that a list which is
 // combined or broadcast in place may have a tensor, or parts of it, twice. Inputs may overlap each

@@ -33,6 +33,13 @@ struct Flags {
   U32 met[kMaxBlocks];
   U32 aborted;
   U32 passed;
+  // Where kernels wait, what comes next is counted here and not by the host, so that a CUDA graph
+  // that is launched again goes on from where the last call was: rounds, of which each takes the
+  // other stage; chunks sent and received, by peer; and the blocks that have left this kernel.
+  U32 rounds;
+  U32 left;
+  U32 sent[kMaxRanks][kLanes];
+  U32 received[kMaxRanks][kLanes];
   U64 ready[kMaxRanks][kLanes][2];  // by sender: the chunk in its slot
   U64 taken[kMaxRanks][kLanes];     // by receiver: how many chunks it has taken
 };
@@ -59,10 +66,19 @@ struct Arrivals {
   U64 arrived[kMaxRanks][kMeetings];
 };
 
+// In memory of the host's that kernels write: the captured call whose kernel runs, or 0; how many
+// such kernels have ended, and how many of these were collectives.
+struct Replays {
+  U32 running;
+  U32 ended;
+  U32 collectives;
+};
+
 struct Peers {
   char* memory[kMaxRanks];      // each rank's, as this process maps it
   const volatile U32* is_over;  // the host's word that nobody is to wait any more
-  Arrivals* arrivals;           // by rank, or null where kernels wait
+  volatile Replays* replays;
+  Arrivals* arrivals;  // by rank, or null where kernels wait
   int rank;
   int size;
 };
@@ -100,9 +116,10 @@ struct Round {
   U64 stages, stage_bytes;  // where the first of the two begins; the other follows it
   U64 begin, room;          // bytes of each piece that are done; that go at once
   U32 rounds;
-  U32 stage;     // 0 or 1: the first round's
+  U32 stage;     // where streams wait, 0 or 1: the first round's
   U32 sequence;  // where streams wait: of the meeting that this is, or that this follows
   U32 kind;      // of the call, the same on all ranks
+  U32 captured;  // its number among those in CUDA graphs, from 1; or 0
   U32 steps;
   int in_count;
   int out_count;
@@ -125,7 +142,6 @@ struct Message {
   char* data;
   U64 bytes;
   U32 kind;
-  U32 first;  // number of its first chunk among those of this sender and receiver
   int peer;
   int sends;  // 0 or 1
 };
@@ -133,6 +149,7 @@ struct Message {
 // Several at the same time: lane l of what goes to or comes from a rank is a block of its own.
 struct Messages {
   Peers peers;
+  U32 captured;  // as a round's
   int count;
   Message all[kMaxMessages];
 };

@@ -39,12 +39,13 @@ Communicator::Communicator(int device, int rank, int size) {
   check(driver().DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
     const Current current(context_);
-    is_over_.emplace();
+    words_.emplace();
     kernels_.emplace(version);
     // What every program needs; the rest is compiled when it is called.
     kernels_->copy();
     kernels_->combine({}, size);
-    peers_.is_over = is_over_->on_device();
+    peers_.is_over = words_->is_over();
+    peers_.replays = words_->replays_on_device();
     peers_.rank = rank;
     peers_.size = size;
   } catch (...) {
@@ -52,7 +53,7 @@ Communicator::Communicator(int device, int rank, int size) {
       const Current current(context_);
       memory_.clear();
       kernels_.reset();
-      is_over_.reset();
+      words_.reset();
     }
     driver().DevicePrimaryCtxRelease(device_);
     throw;
@@ -68,7 +69,7 @@ Communicator::~Communicator() {
   memory_.clear();
   regions_.clear();
   kernels_.reset();
-  is_over_.reset();
+  words_.reset();
   Context gone = nullptr;
   driver().CtxPopCurrent(&gone);
   driver().DevicePrimaryCtxRelease(device_);
@@ -163,13 +164,19 @@ void Communicator::await(uint32_t sequence, Stream stream) {
 // Kernels look at the word; what streams wait for gets values beyond all that are waited for, in
 // the sense of a comparison that goes round.
 void Communicator::abort() noexcept {
-  is_over_->set();
+  words_->set_over();
   if (arrivals_there_ == 0) return;
   const U64 beyond = (U64{latest_} << 32) + (U64{1} << 62);
   auto& own = reinterpret_cast<Arrivals*>(arrivals_.data())[peers_.rank].arrived;
   for (auto& of_peer : own) {
     for (U64& each : of_peer) __atomic_store_n(&each, beyond, __ATOMIC_SEQ_CST);
   }
+}
+
+std::optional<ReplayedCall> Communicator::replayed() const noexcept {
+  const Replays now = words_->replays();
+  if (now.running == 0) return std::nullopt;
+  return ReplayedCall{.number = now.running, .before = now.ended, .collectives = now.collectives};
 }
 
 void Communicator::drain() noexcept {

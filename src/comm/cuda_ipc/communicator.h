@@ -45,6 +45,7 @@ class Communicator : public DeviceComm {
   std::optional<std::string> async_error() override { return std::nullopt; }
   void abort() noexcept override;
   void drain() noexcept override;
+  std::optional<ReplayedCall> replayed() const noexcept override;
 
   // What follows is for the one thread that makes calls.
 
@@ -91,7 +92,7 @@ class Communicator : public DeviceComm {
 
   Device device_ = 0;
   Context context_ = nullptr;
-  std::optional<HostWord> is_over_;
+  std::optional<HostWords> words_;
   std::optional<Kernels> kernels_;
   std::vector<DeviceMemory> memory_;  // by rank
   Segment arrivals_;

@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "comm/device/capture.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::cuda_ipc {
@@ -115,6 +116,7 @@ Function Kernels::function_of(std::vector<std::string> defines, const char* name
   if (const auto known = functions_.find(key); known != functions_.end()) return known->second;
   auto found = modules_.find(defines);
   if (found == modules_.end()) {
+    const BesideCaptures beside;
     const std::string binary = compile(version_, defines);
     Module module = nullptr;
     check(driver().ModuleLoadData(&module, binary.data()), "cuModuleLoadData");

@@ -17,6 +17,7 @@ __device__ inline U64 load_acquire(const U64* at) {
   return value;
 }
 __device__ inline void pause() { __nanosleep(20); }
+__device__ inline U32 add_one(U32* to) { return atomicAdd(to, 1); }
 #endif
 
 __device__ inline Flags& flags_of(const Peers& peers, int rank) {
@@ -31,6 +32,24 @@ __device__ inline bool has_aborted(const Peers& peers) {
 }
 
 __device__ inline U64 word(U32 number, U32 kind) { return static_cast<U64>(number) << 32 | kind; }
+
+// Around all of a kernel where kernels wait. A call in a CUDA graph tells the host that it runs,
+// which has to know whether it waits for too long.
+__device__ inline void enter(const Peers& peers, U32 captured) {
+  if (captured != 0 && blockIdx.x == 0 && threadIdx.x == 0) peers.replays->running = captured;
+}
+// When a block is done. What only the next kernel may see of this one is for the last that leaves.
+__device__ inline void leave(const Peers& peers, U32 captured, U32 rounds) {
+  __syncthreads();
+  Flags& own = flags_of(peers, peers.rank);
+  if (threadIdx.x != 0 || add_one(&own.left) != gridDim.x - 1) return;
+  own.left = 0;
+  own.rounds += rounds;
+  if (captured == 0) return;
+  peers.replays->ended = peers.replays->ended + 1;
+  if (rounds != 0) peers.replays->collectives = peers.replays->collectives + 1;
+  peers.replays->running = 0;
+}
 
 // Until the flag is `value`, or at least that much. False when the host has said that it is over.
 template <bool at_least>
@@ -139,7 +158,6 @@ __device__ inline Span span_of(U64 bytes, U64 block, U64 blocks) {
   return {packets * block / blocks * kPacket, end < bytes ? end : bytes};
 }
 
-// A thread has several reads under way, or it would wait for each.
 // A block's part of the first `bytes` of a `whole`, which is cut in the same way whatever `bytes` is:
 // in a call's last round, which takes less than a stage holds, no block may come to what another
 // one still reads of an earlier round.
@@ -150,6 +168,7 @@ __device__ inline Span span_within(U64 bytes, U64 whole) {
   return part;
 }
 
+// A thread has several reads under way, or it would wait for each.
 template <class Unit>
 __device__ U64 copy_as(char* to, const char* from, U64 bytes) {
   constexpr U64 kAhead = 4;
@@ -195,10 +214,11 @@ struct Turn {
   U64 begin;
   U64 stage;  // where it begins in each rank's memory
 
-  __device__ Turn(const Round& all, U32 number)
+  // `first`: the stage of the call's first round, modulo 2.
+  __device__ Turn(const Round& all, U32 number, U32 first)
       : round(all),
         begin(all.begin + number * all.room),
-        stage(all.stages + (all.stage + number) % 2 * all.stage_bytes) {}
+        stage(all.stages + (first + number) % 2 * all.stage_bytes) {}
   __device__ U64 bytes(const Piece& piece) const {
     const U64 left = begin < piece.bytes ? piece.bytes - begin : 0;
     return left < round.room ? left : round.room;
@@ -255,7 +275,7 @@ struct Combination {
 template <class Combine>
 __device__ void run_direct(const Round& round, const Combine& combine) {
   const Direct& direct = round.direct;
-  if (direct.reads != 0) return combine(Combination(Turn(round, 0), true));
+  if (direct.reads != 0) return combine(Combination(Turn(round, 0, 0), true));
   for (int i = 0; i < round.peers.size; ++i) {
     char* to = direct.part[(round.peers.rank + i) % round.peers.size];
     if (to != direct.own) copy_part(to, direct.own, direct.bytes, direct.bytes);
@@ -267,17 +287,21 @@ __device__ void run_direct(const Round& round, const Combine& combine) {
 template <class Combine>
 __device__ void run_whole(const Round& round, const Combine& combine) {
   if (has_aborted(round.peers)) return;
+  enter(round.peers, round.captured);
+  // The same in all blocks: none has left.
+  const U32 first = flags_of(round.peers, round.peers.rank).rounds;
   Meetings meetings(round.peers, round.kind);
-  if (round.where == 0) Turn(round, 0).put_in();
+  if (round.where == 0) Turn(round, 0, first).put_in();
   if (!meetings.meet(round.where)) return;
   const Data data = meetings.data(round.where);
   if (data == Data::AtOnePlace) {
     run_direct(round, combine);
     if (!meetings.meet(0)) return;
-    return meetings.end();
+    meetings.end();
+    return leave(round.peers, round.captured, round.rounds);
   }
   for (U32 number = 0; number < round.rounds; ++number) {
-    const Turn turn(round, number);
+    const Turn turn(round, number, first);
     if (number > 0 || (data == Data::Mixed && round.where != 0)) turn.put_in();
     if ((number > 0 || data == Data::Mixed) && !meetings.meet(0)) return;
     if (round.combines != 0) combine(Combination(turn, false));
@@ -285,6 +309,7 @@ __device__ void run_whole(const Round& round, const Combine& combine) {
     turn.take_out();
   }
   meetings.end();
+  leave(round.peers, round.captured, round.rounds);
 }
 
 template <class Combine>
@@ -295,7 +320,7 @@ __device__ void run(const Round& round, const Combine& combine) {
   if ((round.steps & kChecks) != 0) return check(peers, round.sequence, round.kind);
   // The others may still read what is there, or have not written it.
   if (flags_of(peers, peers.rank).passed != round.sequence) return;
-  const Turn turn(round, 0);
+  const Turn turn(round, 0, round.stage);
   if ((round.steps & kPutsIn) != 0) turn.put_in();
   if ((round.steps & kCombines) != 0 && round.combines != 0) combine(Combination(turn, false));
   if ((round.steps & kTakesOut) != 0) turn.take_out();
@@ -317,9 +342,11 @@ __device__ inline Span lane_of(const Message& message, U64 chunk, int lane) {
 __device__ inline bool send(const Peers& peers, const Message& message, int lane) {
   const U64* taken = &flags_of(peers, peers.rank).taken[message.peer][lane];
   U64* ready = flags_of(peers, message.peer).ready[peers.rank][lane];
+  U32& sent = flags_of(peers, peers.rank).sent[message.peer][lane];
+  const U32 first = sent;
   const U64 chunks = chunks_of(message.bytes);
   for (U64 chunk = 0; chunk < chunks; ++chunk) {
-    const U32 number = message.first + static_cast<U32>(chunk);
+    const U32 number = first + static_cast<U32>(chunk);
     bool is_over = false;
     // The chunk before the last one has to be gone from the slot.
     if (threadIdx.x == 0 && number >= 2)
@@ -329,17 +356,23 @@ __device__ inline bool send(const Peers& peers, const Message& message, int lane
     copy(peers.memory[peers.rank] + slot_at(message.peer, lane, number % 2),
          message.data + part.begin, part.end - part.begin);
     __syncthreads();
-    if (threadIdx.x == 0) store_release(&ready[number % 2], word(number + 1, message.kind));
+    if (threadIdx.x == 0) {
+      store_release(&ready[number % 2], word(number + 1, message.kind));
+      sent = number + 1;
+    }
   }
+  __syncthreads();  // the next message begins with that number
   return true;
 }
 
 __device__ inline bool receive(const Peers& peers, const Message& message, int lane) {
   const U64* ready = flags_of(peers, peers.rank).ready[message.peer][lane];
   U64* taken = &flags_of(peers, message.peer).taken[peers.rank][lane];
+  U32& received = flags_of(peers, peers.rank).received[message.peer][lane];
+  const U32 first = received;
   const U64 chunks = chunks_of(message.bytes);
   for (U64 chunk = 0; chunk < chunks; ++chunk) {
-    const U32 number = message.first + static_cast<U32>(chunk);
+    const U32 number = first + static_cast<U32>(chunk);
     bool is_over = false;
     if (threadIdx.x == 0)
       is_over = !wait_for<false>(&ready[number % 2], word(number + 1, message.kind), peers.is_over);
@@ -348,8 +381,12 @@ __device__ inline bool receive(const Peers& peers, const Message& message, int l
     copy(message.data + part.begin,
          peers.memory[message.peer] + slot_at(peers.rank, lane, number % 2), part.end - part.begin);
     __syncthreads();
-    if (threadIdx.x == 0) store_release(taken, number + 1);
+    if (threadIdx.x == 0) {
+      store_release(taken, number + 1);
+      received = number + 1;
+    }
   }
+  __syncthreads();
   return true;
 }
 
@@ -359,6 +396,7 @@ __device__ inline void run(const Messages& messages) {
   const int sends = static_cast<int>(blockIdx.x) / kLanes % 2;
   const int peer = static_cast<int>(blockIdx.x) / kLanes / 2;
   if (has_aborted(messages.peers)) return;
+  enter(messages.peers, messages.captured);
   for (int i = 0; i < messages.count; ++i) {
     const Message& message = messages.all[i];
     if (message.peer != peer || message.sends != sends) continue;
@@ -368,6 +406,7 @@ __device__ inline void run(const Messages& messages) {
     if (threadIdx.x == 0) flags_of(messages.peers, messages.peers.rank).aborted = 1;
     return;
   }
+  leave(messages.peers, messages.captured, 0);
 }
 
 template <class T>

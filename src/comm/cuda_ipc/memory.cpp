@@ -75,14 +75,14 @@ DeviceMemory::~DeviceMemory() {
   if (has_memory_) driver().MemRelease(memory_);
 }
 
-HostWord::HostWord() {
+HostWords::HostWords() {
   void* memory = nullptr;
   check(driver().MemHostAlloc(&memory, sizeof *host_, kMappedHost), "cuMemHostAlloc");
-  host_ = static_cast<U32*>(memory);
-  *host_ = 0;
+  host_ = static_cast<Words*>(memory);
+  *host_ = {};
   check(driver().MemHostGetDevicePointer(&device_, memory, 0), "cuMemHostGetDevicePointer");
 }
 
-HostWord::~HostWord() { driver().MemFreeHost(host_); }
+HostWords::~HostWords() { driver().MemFreeHost(host_); }
 
 }  // namespace lockstep::comm::cuda_ipc

@@ -34,20 +34,33 @@ class DeviceMemory {
   bool has_memory_ = false, is_mapped_ = false;
 };
 
-// A word of the host's that kernels can read.
-class HostWord {
+// Words of the host's that kernels can read and write.
+class HostWords {
  public:
-  HostWord();
-  ~HostWord();
-  HostWord(const HostWord&) = delete;
-  HostWord& operator=(const HostWord&) = delete;
+  HostWords();
+  ~HostWords();
+  HostWords(const HostWords&) = delete;
+  HostWords& operator=(const HostWords&) = delete;
 
   // Any thread.
-  void set() noexcept { __atomic_store_n(host_, 1U, __ATOMIC_SEQ_CST); }
-  const volatile U32* on_device() const { return reinterpret_cast<const volatile U32*>(device_); }
+  void set_over() noexcept { __atomic_store_n(&host_->is_over, 1U, __ATOMIC_SEQ_CST); }
+  Replays replays() const noexcept {
+    return {.running = __atomic_load_n(&host_->replays.running, __ATOMIC_SEQ_CST),
+            .ended = __atomic_load_n(&host_->replays.ended, __ATOMIC_SEQ_CST),
+            .collectives = __atomic_load_n(&host_->replays.collectives, __ATOMIC_SEQ_CST)};
+  }
+  // As the device has them.
+  const volatile U32* is_over() const { return &on_device()->is_over; }
+  volatile Replays* replays_on_device() const { return &on_device()->replays; }
 
  private:
-  U32* host_ = nullptr;
+  struct Words {
+    U32 is_over;
+    Replays replays;
+  };
+  Words* on_device() const { return reinterpret_cast<Words*>(device_); }
+
+  Words* host_ = nullptr;
   Address device_ = 0;
 };
 

@@ -1,14 +1,13 @@
 #include "comm/cuda_ipc/ops.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "comm/device/memory.h"
 #include "comm/reduce/reduction.h"
 #include "core/hash/mix.h"
-#include "core/process/own_process.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -36,13 +35,17 @@ CudaIpcOps::CudaIpcOps(std::shared_ptr<cuda_ipc::Communicator> comm, cuda_ipc::S
       sharing_(std::move(sharing)),
       rank_(comm_->peers().rank),
       size_(comm_->peers().size),
-      most_blocks_(most_blocks),
-      sent_(size_),
-      received_(size_) {}
+      most_blocks_(most_blocks) {}
+
+std::optional<std::string> CudaIpcOps::refuses_graphs() const {
+  if (comm_->peers().arrivals == nullptr) return std::nullopt;
+  return "ranks that take turns on a GPU let its streams wait, each time for another value: start "
+         "MPS (docs/transports.md), give each rank a GPU, or call it outside of "
+         "the captured part";
+}
 
 // Where streams wait, a device does not choose by what the others have said.
-at::Tensor CudaIpcOps::empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
-                             const at::TensorOptions& options) {
+at::Tensor CudaIpcOps::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const int64_t bytes =
       c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
   if (bytes <= kAtOnce || comm_->peers().arrivals != nullptr) return at::zeros(sizes, options);
@@ -54,21 +57,8 @@ at::Tensor CudaIpcOps::empty(const std::shared_ptr<DeviceState>& state, at::IntA
     return at::zeros(sizes, options);
   }
   char* own = comm_->share(std::move(memory), static_cast<cuda_ipc::U64>(bytes));
-  return at::for_blob(own, sizes)
-      // Not the state, whose calls keep the tensors that they use.
-      .deleter([comm = comm_, device = state->device(), process = OwnProcess()](void* gone) {
-        if (!process.is_here()) return;
-        try {
-          // Kernels may still use it, and no allocator orders its reuse after them.
-          c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-          comm->forget(static_cast<char*>(gone));
-        } catch (const std::exception&) {
-          // The device has failed, or the driver is gone: so is the memory with the process.
-        }
-      })
-      .options(options)
-      .target_device(options.device())
-      .make_tensor();
+  return tensor_over(own, sizes, options,
+                     [comm = comm_](void* gone) { comm->forget(static_cast<char*>(gone)); });
 }
 
 // One contiguous tensor as equal parts, or the list as it is: part r is for or from rank r.
@@ -191,7 +181,7 @@ int64_t CudaIpcOps::room_of(const Plan& plan) const {
   return static_cast<int64_t>(comm_->stage_bytes() / plan.slots / kPacket * kPacket);
 }
 
-cuda_ipc::Round CudaIpcOps::round_of(const Plan& plan, uint32_t kind) const {
+cuda_ipc::Round CudaIpcOps::round_of(const Plan& plan, const DeviceCall& call) const {
   const int64_t room = room_of(plan);
   const auto piece_of = [&](const Part& part) {
     return cuda_ipc::Piece{part.data, static_cast<cuda_ipc::U64>(part.bytes),
@@ -205,7 +195,8 @@ cuda_ipc::Round CudaIpcOps::round_of(const Plan& plan, uint32_t kind) const {
                         .room = static_cast<cuda_ipc::U64>(room),
                         .rounds = static_cast<uint32_t>(rounds),
                         .stage = rounds_ % 2,
-                        .kind = kind,
+                        .kind = kind_of(call),
+                        .captured = call.captured,
                         .meets_again = plan.is_in_two ? 1 : 0,
                         .divide_by = plan.reduction.divide_by};
   for (const Part& part : plan.in) round.in[round.in_count++] = piece_of(part);
@@ -236,8 +227,7 @@ void CudaIpcOps::run(const DeviceCall& call, const c10::Stream& stream) {
   const Request& request = *call.request;
   if (request.what == Collective::Send || request.what == Collective::Recv) return;
   const Plan plan = plan_of(request, call.largest);
-  cuda_ipc::Round round = round_of(plan, kind_of(call));
-  rounds_ += round.rounds;
+  cuda_ipc::Round round = round_of(plan, call);
   // As many on all ranks: block b meets the others' block b.
   const auto blocks = static_cast<unsigned>(
       std::clamp<int64_t>(plan.largest * plan.slots / kBlockBytes, 1, most_blocks_));
@@ -248,7 +238,7 @@ void CudaIpcOps::run(const DeviceCall& call, const c10::Stream& stream) {
   for (uint32_t rounds = std::exchange(round.rounds, 1); rounds > 0; --rounds) {
     run_steps(round, blocks, middle, stream.native_handle());
     round.begin += round.room;
-    round.stage = 1 - round.stage;
+    round.stage = ++rounds_ % 2;
   }
 }
 
@@ -278,19 +268,15 @@ void CudaIpcOps::run_steps(cuda_ipc::Round& round, unsigned blocks, cuda_ipc::Fu
   launch(kTakesOut, comm_->copy());
 }
 
-cuda_ipc::Message CudaIpcOps::message_of(const DeviceCall& call) {
+cuda_ipc::Message CudaIpcOps::message_of(const DeviceCall& call) const {
   const Request& request = *call.request;
   const bool sends = request.what == Collective::Send;
   const at::Tensor& tensor = sends ? request.inputs[0] : request.outputs[0];
-  uint32_t& chunks = (sends ? sent_ : received_)[request.peer];
-  const cuda_ipc::Message message{data_of(tensor), tensor.nbytes(), kind_of(call),
-                                  chunks,          request.peer,    sends ? 1 : 0};
-  chunks += static_cast<uint32_t>(cuda_ipc::chunks_of(tensor.nbytes()));
-  return message;
+  return {data_of(tensor), tensor.nbytes(), kind_of(call), request.peer, sends ? 1 : 0};
 }
 
 void CudaIpcOps::run_messages(const Calls& calls, const c10::Stream& stream) {
-  cuda_ipc::Messages messages{.peers = comm_->peers()};
+  cuda_ipc::Messages messages{.peers = comm_->peers(), .captured = calls.front()->captured};
   for (const auto& call : calls) messages.all[messages.count++] = message_of(*call);
   const auto blocks = static_cast<unsigned>(size_ * 2 * cuda_ipc::kLanes);
   comm_->launch(comm_->message(), blocks, messages, stream.native_handle());

@@ -20,11 +20,11 @@ class CudaIpcOps : public DeviceOps {
 
   bool deterministic() const override { return true; }
   void check(const Request&) const override {}
+  std::optional<std::string> refuses_graphs() const override;
   void run(const DeviceCall& call, const c10::Stream& stream) override;
   void run_messages(const Calls& calls, const c10::Stream& stream) override;
   size_t most_messages() const override { return cuda_ipc::kMaxMessages; }
-  at::Tensor empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
-                   const at::TensorOptions& options) override;
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) override;
 
  private:
   // Some bytes of this rank's, of which a stage holds as much as a round has room for in one slot.
@@ -57,18 +57,17 @@ class CudaIpcOps : public DeviceOps {
   std::vector<Part> parts_of(const std::vector<at::Tensor>& tensors) const;
   // Of a round for one slot, in bytes.
   int64_t room_of(const Plan& plan) const;
-  cuda_ipc::Round round_of(const Plan& plan, uint32_t kind) const;
+  cuda_ipc::Round round_of(const Plan& plan, const DeviceCall& call) const;
   void find_direct(cuda_ipc::Round& round, const DirectPart& part) const;
   void run_steps(cuda_ipc::Round& round, unsigned blocks, cuda_ipc::Function middle,
                  cuda_ipc::Stream stream);
-  cuda_ipc::Message message_of(const DeviceCall& call);
+  cuda_ipc::Message message_of(const DeviceCall& call) const;
 
   const std::shared_ptr<cuda_ipc::Communicator> comm_;
   const cuda_ipc::Sharing sharing_;
   const int rank_, size_, most_blocks_;
-  // The same on all ranks: how often streams have waited, and which stage is next.
+  // Where streams wait, the same on all ranks: how often they have, and which stage is next.
   uint32_t meetings_ = 0, rounds_ = 0;
-  std::vector<uint32_t> sent_, received_;  // chunks, by peer
 };
 
 }  // namespace lockstep::comm

@@ -3,10 +3,30 @@
 
 #include <c10/core/Stream.h>
 
+#include <string_view>
+
 namespace lockstep::comm {
 
 // False for streams of other devices than CUDA's.
 bool is_capturing(const c10::Stream& stream);
+// Of the device's current stream; false on the CPU.
+bool is_capturing(at::Device device);
+// Throws ConfigError "WHAT: the current stream is capturing a CUDA graph, and WHY" when it is.
+void refuse_capture(at::Device device, std::string_view what, std::string_view why);
+
+// Other threads may only make calls of CUDA that cannot disturb a capture, to look at an event or
+// to load a kernel is not among them, as the driver sees it: a capture fails then. It is not
+// disturbed by what this thread does as long as this lives.
+class BesideCaptures {
+ public:
+  BesideCaptures();
+  ~BesideCaptures();
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  int before_;
+};
 
 // Asks the driver in its place, for tests; nullptr: the driver again.
 using AsksForCapture = bool (*)(const c10::Stream& stream);

@@ -1,11 +1,20 @@
 // What moves tensors between devices, as far as its start and end are concerned.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace lockstep::comm {
+
+// A call in a CUDA graph that the device is in.
+struct ReplayedCall {
+  uint32_t number = 0;       // of the call, as DeviceCall::captured
+  uint32_t before = 0;       // calls in graphs that were over then
+  uint32_t collectives = 0;  // of these
+  bool operator==(const ReplayedCall&) const = default;
+};
 
 class DeviceComm {
  public:
@@ -21,6 +30,8 @@ class DeviceComm {
 
   // Any thread.
 
+  // Which of the calls in CUDA graphs runs now, where there can be any.
+  virtual std::optional<ReplayedCall> replayed() const noexcept { return std::nullopt; }
   // What has gone wrong since; never blocks.
   virtual std::optional<std::string> async_error() = 0;
   // Ends what is under way; nothing is moved any more.

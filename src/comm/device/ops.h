@@ -20,6 +20,9 @@ class DeviceOps {
   virtual bool deterministic() const = 0;
   // Throws ConfigError for what there is no counterpart of.
   virtual void check(const Request& request) const = 0;
+  // Why calls cannot be part of a CUDA graph, which is launched again and again; nothing where they
+  // can.
+  virtual std::optional<std::string> refuses_graphs() const = 0;
 
   // Puts one call into `stream`, which is the caller's current one.
   virtual void run(const DeviceCall& call, const c10::Stream& stream) = 0;
@@ -28,9 +31,9 @@ class DeviceOps {
   // As many of them as can wait to be run at once.
   virtual size_t most_messages() const = 0;
 
-  // Zeroed and contiguous, on the group's device, such that calls are fastest. It keeps `state`.
-  virtual at::Tensor empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
-                           const at::TensorOptions& options) = 0;
+  // Zeroed and contiguous, on the group's device, such that calls are fastest. It keeps the
+  // communicator, and not the group, whose calls keep the tensors that they use.
+  virtual at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) = 0;
 };
 
 }  // namespace lockstep::comm

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "comm/device/capture.h"
 #include "comm/text.h"
 #include "lockstep/core/error.h"
 
@@ -61,8 +62,7 @@ DeviceState::~DeviceState() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    for (const auto& call : calls_)
-      clean = clean && (call->over || (call->recorded && call->end.query()));
+    for (const auto& call : calls_) clean = clean && (call->over || is_done(*call));
   }
   changed_.notify_all();
   watch_.join();
@@ -98,6 +98,21 @@ std::shared_ptr<DeviceCall> DeviceState::begin(Notice notice, Request request) {
   return call;
 }
 
+std::shared_ptr<DeviceCall> DeviceState::begin_captured(Notice notice, Request request) {
+  check_alive();
+  const milliseconds timeout = request.timeout;
+  auto call = std::make_shared<DeviceCall>(setup_.device.type(), std::move(notice), timeout);
+  {
+    const std::lock_guard lock(mutex_);
+    // Without the request, whose memory is the graph's.
+    captured_.push_back(std::make_shared<DeviceCall>(setup_.device.type(), call->notice, timeout));
+    call->captured = static_cast<uint32_t>(captured_.size());
+  }
+  changed_.notify_all();
+  call->request = std::move(request);
+  return call;
+}
+
 void DeviceState::enqueued(DeviceCall& call, const c10::Stream& stream) {
   call.end.record(stream);
   call.recorded = true;
@@ -110,13 +125,20 @@ void DeviceState::wait(DeviceCall& call) {
   call.end.block(device.getStream(setup_.device));
 }
 
+bool DeviceState::is_done(const DeviceCall& call) const {
+  if (call.replay) return comm_->replayed() != call.replay;
+  const BesideCaptures beside;
+  return call.recorded && call.end.query();
+}
+
 bool DeviceState::is_over(const DeviceCall& call) const {
-  return ended_ || call.over || (call.recorded && call.end.query());
+  return ended_ || call.over || is_done(call);
 }
 
 void DeviceState::drain() {
   for (const auto& call : under_way()) {
     if (call->recorded) call->end.synchronize();
+    while (call->replay && !is_over(*call)) std::this_thread::sleep_for(milliseconds(1));
   }
   check_alive();
 }
@@ -147,18 +169,39 @@ bool DeviceState::is_idle() {
   return std::all_of(calls.begin(), calls.end(), [&](const auto& call) { return is_over(*call); });
 }
 
+// Of captured calls nobody says when they begin. With the lock.
+void DeviceState::add_replay() {
+  if (captured_.empty()) return;
+  std::erase_if(calls_, [](const auto& call) { return call->replay && call->over; });
+  const auto now = comm_->replayed();
+  if (!now || std::any_of(calls_.begin(), calls_.end(),
+                          [&](const auto& call) { return call->replay == now; }))
+    return;
+  const DeviceCall& captured = *captured_[now->number - 1];
+  Notice notice = captured.notice;
+  // The place where other ranks are in the same one. Of messages nobody counts them.
+  const bool is_message = notice.lane != CallNumbers::kCollectives;
+  notice.number = is_message ? 0 : now->collectives;
+  notice.lane = is_message ? fmt::format("graphs of rank {}", setup_.rank) : "graphs";
+  calls_.push_back(
+      std::make_shared<DeviceCall>(setup_.device.type(), std::move(notice), captured.timeout));
+  calls_.back()->replay = now;
+}
+
 void DeviceState::watch() {
   // Or CUDA would make a context on device 0 for this thread.
   c10::impl::VirtualGuardImpl(setup_.device.type()).setDevice(setup_.device);
+  const BesideCaptures beside;
   std::unique_lock lock(mutex_);
   while (!closing_ && !ended_) {
+    add_replay();
     const bool busy =
         std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return !call->over; });
     const auto now = steady_clock::now();
     if (busy) last_busy_ = now;
     if (!busy) {
       // To be woken costs a call more than to be looked at some time.
-      is_asleep_ = now - last_busy_ > kAwake;
+      is_asleep_ = captured_.empty() && now - last_busy_ > kAwake;
       is_asleep_ ? changed_.wait(lock) : void(changed_.wait_for(lock, kTick));
       is_asleep_ = false;
       continue;
@@ -175,7 +218,7 @@ void DeviceState::examine(const Calls& calls) {
   DeviceCall* first = nullptr;
   for (const auto& call : calls) {
     if (call->over) continue;
-    if (!call->recorded || !call->end.query()) {
+    if (!is_done(*call)) {
       if (first == nullptr) first = call.get();
       continue;
     }
@@ -196,7 +239,7 @@ void DeviceState::examine(const Calls& calls) {
   }
   if (const auto reason = ended_otherwise()) {
     // A rank may have done its part and ended since it was looked at.
-    if (!first->recorded || !first->end.query()) fail(first->notice, *reason);
+    if (!is_done(*first)) fail(first->notice, *reason);
     return;
   }
   for (const auto& call : calls) {

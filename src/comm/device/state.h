@@ -23,7 +23,8 @@
 
 namespace lockstep::comm {
 
-// A call that was enqueued on the device.
+// A call that was enqueued on the device, or captured in a CUDA graph, or a captured one that the
+// device is in, because the graph was launched.
 struct DeviceCall {
   DeviceCall(c10::DeviceType type, Notice the_notice, std::chrono::milliseconds the_timeout)
       : notice(std::move(the_notice)), timeout(the_timeout), end(type) {}
@@ -32,7 +33,9 @@ struct DeviceCall {
   const std::chrono::milliseconds timeout;
   const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::optional<Request> request;  // keeps the memory until the device is done with it
-  int64_t largest = 0;  // bytes from one rank to another, where each has sizes of its own
+  int64_t largest = 0;    // bytes from one rank to another, where each has sizes of its own
+  uint32_t captured = 0;  // its number among those in graphs, from 1
+  std::optional<ReplayedCall> replay;  // what the communicator says as long as the device is in it
   c10::Event end;
   bool awaited = false;               // by the program, which may go on before the device does
   std::atomic<bool> looked{false};    // the watch thread has posted it to the others
@@ -57,6 +60,8 @@ class DeviceState {
 
   // Registers a call, which is watched from here on; all on the one thread that calls the group.
   std::shared_ptr<DeviceCall> begin(Notice notice, Request request);
+  // The same for one that a CUDA graph captures, which is watched whenever the graph is launched.
+  std::shared_ptr<DeviceCall> begin_captured(Notice notice, Request request);
   // After its last step was put into the stream.
   void enqueued(DeviceCall& call, const c10::Stream& stream);
   // Makes the caller's current stream wait for it. Throws CommError when the group has failed.
@@ -86,6 +91,8 @@ class DeviceState {
  private:
   using Calls = std::vector<std::shared_ptr<DeviceCall>>;
 
+  bool is_done(const DeviceCall& call) const;
+  void add_replay();
   void watch();
   Calls under_way();
   void examine(const Calls& calls);
@@ -106,6 +113,7 @@ class DeviceState {
   std::mutex mutex_;                                                         // of what follows
   std::condition_variable changed_;
   Calls calls_;
+  Calls captured_;
   bool closing_ = false;
   bool is_asleep_ = false;  // the watch, until there is a call
   std::atomic<bool> ended_{false};

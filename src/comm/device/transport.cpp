@@ -45,7 +45,8 @@ class Engine {
         stream_(the_stream),
         ready_(the_stream.device_type()) {}
 
-  std::shared_ptr<DeviceCall> start(Notice notice, Request request, int64_t largest);
+  std::shared_ptr<DeviceCall> start(Notice notice, Request request, int64_t largest,
+                                    bool is_captured);
   void flush();
   DeviceState& device() const { return *halves->device; }
 
@@ -77,14 +78,16 @@ void Engine::on_stream(const Notice& notice, const Enqueue& enqueue) {
   }
 }
 
-std::shared_ptr<DeviceCall> Engine::start(Notice notice, Request request, int64_t largest) {
+std::shared_ptr<DeviceCall> Engine::start(Notice notice, Request request, int64_t largest,
+                                          bool is_captured) {
   device().sweep();
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
   if (!is_message) flush();
   // It begins after what is on the caller's stream now.
   ready_.record(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
   ready_.block(stream_);
-  auto call = device().begin(std::move(notice), std::move(request));
+  auto call = is_captured ? device().begin_captured(std::move(notice), std::move(request))
+                          : device().begin(std::move(notice), std::move(request));
   call->largest = largest;
   if (is_message) {
     messages_.push_back(call);
@@ -120,6 +123,33 @@ class DevicePending : public Pending {
     if (!call_->recorded) engine_->halves->guarded([&] { engine_->flush(); });
     return engine_->device().is_over(*call_);
   }
+
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<DeviceCall> call_;
+};
+
+// A graph's. The order of what is captured is all that waiting is here.
+class CapturedPending : public Pending {
+ public:
+  CapturedPending(std::shared_ptr<Engine> engine, std::shared_ptr<DeviceCall> call)
+      : engine_(std::move(engine)), call_(std::move(call)) {}
+
+ private:
+  void finish() override {
+    if (!is_capturing(engine_->device().device())) {
+      throw ConfigError(fmt::format(
+          "[{}] {} was captured in a CUDA graph, and the current stream captures none: wait() "
+          "belongs to the captured part",
+          engine_->device().name(), call_->notice.text));
+    }
+    engine_->halves->guarded([&] {
+      if (!call_->recorded) engine_->flush();
+      engine_->device().wait(*call_);
+    });
+  }
+  // Never as far as the host can tell.
+  bool finish_within(std::chrono::microseconds) override { return false; }
+  bool advance() override { return false; }
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<DeviceCall> call_;
@@ -187,9 +217,11 @@ class DeviceTransport : public Transport {
     return halves_->guarded([&] {
       if (options.device().is_cpu()) return halves_->cpu->empty(sizes, options);
       const c10::DeviceGuard guard(state().device());
+      refuse_capture(device(), fmt::format("[{}] empty", name()),
+                     "all ranks make such memory together: make it before");
       // Other ranks may need this one's messages before they come to it.
       engine_->flush();
-      return engine_->ops->empty(halves_->device, sizes, options);
+      return engine_->ops->empty(sizes, options);
     });
   }
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {
@@ -231,25 +263,24 @@ Work DeviceTransport::start(Request request) {
                              : !request.inputs.empty() ? &request.inputs[0]
                                                        : nullptr;
   if (tensor == nullptr || tensor->is_cpu()) {
+    const bool is_barrier = request.what == Collective::Barrier;
+    if (is_barrier)
+      refuse_capture(device(), fmt::format("[{}] barrier", name()),
+                     "the host waits in it: call it outside of the captured part");
     return halves_->guarded([&] {
-      const bool is_barrier = request.what == Collective::Barrier;
       return Work(std::make_shared<HostPending>(engine_, halves_->cpu->start(std::move(request)),
                                                 is_barrier));
     });
   }
   engine_->ops->check(request);
-  const c10::Stream current =
-      c10::impl::VirtualGuardImpl(device().type()).getStream(tensor->device());
-  if (is_capturing(current)) {
-    throw ConfigError(fmt::format(
-        "[{}] {}: the current stream is capturing a CUDA graph, and what a group does beside it "
-        "(deadlines, comparing calls) would not be replayed: call it outside of the captured part",
-        name(), request.name()));
-  }
+  const bool is_captured = is_capturing(device());
+  if (const auto why = engine_->ops->refuses_graphs())
+    refuse_capture(device(), fmt::format("[{}] {}", name(), request.name()), *why);
   return halves_->guarded([&] {
     Notice notice = numbers_.next(request);
     const int64_t largest = compare_sizes(request, notice);
-    auto call = engine_->start(std::move(notice), std::move(request), largest);
+    auto call = engine_->start(std::move(notice), std::move(request), largest, is_captured);
+    if (is_captured) return Work(std::make_shared<CapturedPending>(engine_, std::move(call)));
     return Work(std::make_shared<DevicePending>(engine_, std::move(call)));
   });
 }

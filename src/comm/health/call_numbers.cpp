@@ -8,7 +8,7 @@
 namespace lockstep::comm {
 
 Notice CallNumbers::next(const Request& request) {
-  Notice notice{.lane = "all", .signature = signature_of(request), .advice = request.advice};
+  Notice notice{.lane = kCollectives, .signature = signature_of(request), .advice = request.advice};
   if (request.what == Collective::Send) {
     notice.lane = fmt::format("{}>{}", rank_, request.peer);
     notice.number = ++sent_[request.peer];

@@ -10,6 +10,8 @@ namespace lockstep::comm {
 
 class CallNumbers {
  public:
+  static constexpr const char* kCollectives = "all";  // their Notice::lane
+
   CallNumbers(int rank, int size) : rank_(rank), sent_(size), received_(size) {}
 
   // The description of the next call for the other ranks. Collectives count in one sequence,

@@ -5,15 +5,13 @@
 
 #include <memory>
 
-#include "comm/device/state.h"
 #include "comm/nccl/communicator.h"
 
 namespace lockstep::comm {
 
 // Zeroed and contiguous, on the group's device; registered with the group where this version of
-// NCCL can do that. The memory keeps the group's state.
-at::Tensor registered_memory(const std::shared_ptr<NcclComm>& comm,
-                             const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
+// NCCL can do that. The memory keeps the communicator.
+at::Tensor registered_memory(const std::shared_ptr<NcclComm>& comm, at::IntArrayRef sizes,
                              const at::TensorOptions& options);
 
 }  // namespace lockstep::comm

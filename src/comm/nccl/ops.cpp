@@ -130,9 +130,13 @@ void NcclOps::check(const Request& request) const {
                   bitwise ? "" : fmt::format(" of {}", name_of(dtype))));
 }
 
-at::Tensor NcclOps::empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
-                          const at::TensorOptions& options) {
-  return registered_memory(comm_, state, sizes, options);
+std::optional<std::string> NcclOps::refuses_graphs() const {
+  return "what a group does beside it (deadlines, comparing calls) would not be replayed: call it "
+         "outside of the captured part";
+}
+
+at::Tensor NcclOps::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return registered_memory(comm_, sizes, options);
 }
 
 void NcclOps::run(const Request& request, const c10::Stream& stream) {

@@ -18,13 +18,13 @@ class NcclOps : public DeviceOps {
   // The order of NCCL's sums is its own; two addends have only one, up to exchange.
   bool deterministic() const override { return size_ == 2; }
   void check(const Request& request) const override;
+  std::optional<std::string> refuses_graphs() const override;
   void run(const DeviceCall& call, const c10::Stream& stream) override {
     run(*call.request, stream);
   }
   void run_messages(const Calls& calls, const c10::Stream& stream) override;
   size_t most_messages() const override { return std::numeric_limits<size_t>::max(); }
-  at::Tensor empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
-                   const at::TensorOptions& options) override;
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) override;
 
  private:
   void run(const Request& request, const c10::Stream& stream);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/device/capture.h"
 #include "lockstep/core/error.h"
 #include "parallel/fsdp/call_count.h"
 #include "parallel/fsdp/state.h"
@@ -15,6 +16,8 @@ namespace lockstep::parallel {
 
 void Fsdp::State::gather(Unit& unit) {
   if (unit.gathering || unit.shown) return;
+  comm::refuse_capture(device(), "[fsdp] gathering a unit's parameters",
+                       "Fsdp makes and frees its memory in each step: capture a step of Ddp");
   comm::CallOptions options = call(unit.name);
   // Units may have equal sizes: without the context a rank that calls another unit would compute
   // with that one's values.

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <torch/nn/init.h>
 
+#include "comm/device/capture.h"
 #include "lockstep/core/error.h"
 #include "parallel/nn/batch_norm_override.h"
 #include "parallel/nn/held_group.h"
@@ -47,6 +48,9 @@ at::Tensor by_channel(const at::Tensor& values, const at::Tensor& batch) {
 // ranks get the same bits.
 Statistics combined(const at::Tensor& rows, const at::TensorOptions& options) {
   const int64_t channels = (rows.size(1) - 1) / 2;
+  comm::refuse_capture(rows.device(), "[sync_batch_norm] forward",
+                       "the ranks' statistics are combined on the host: call it outside of the "
+                       "captured part");
   const at::Tensor on_cpu = rows.cpu();
   std::vector<double> mean(static_cast<size_t>(channels)), squares(mean.size());
   double count = 0;

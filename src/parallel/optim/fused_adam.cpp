@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "checkpoint/file_memory.h"
+#include "comm/device/capture.h"
 #include "lockstep/core/shard.h"
 #include "parallel/optim/adam_kernel.h"
 #include "parallel/optim/fused.h"
@@ -125,6 +126,10 @@ void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& stat
   const at::NoGradGuard no_grad;
   const auto parameters = fused_parameters(groups, "fused_adam");
   for (const auto& of_group : parameters) {
+    if (of_group.empty()) continue;
+    comm::refuse_capture(of_group.front().device(), "[fused_adam] step()",
+                         "steps are counted on the host: a replay would correct its averages as if "
+                         "it were always the captured one; call it outside of the captured part");
     for (const auto& parameter : of_group) {
       const auto found = states.find(parameter.unsafeGetTensorImpl());
       if (found == states.end()) continue;

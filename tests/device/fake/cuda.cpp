@@ -71,14 +71,10 @@ struct Launch {
 
 void enqueue(ipc::Stream stream, std::function<void()> work) {
   auto* handle = static_cast<FakeStreamHandle*>(stream);
+  using Work = std::function<void()>;
   handle->enqueue_communication(
-      handle,
-      [](void* argument) {
-        const std::unique_ptr<std::function<void()>> own(
-            static_cast<std::function<void()>*>(argument));
-        (*own)();
-      },
-      new std::function<void()>(std::move(work)));
+      handle, [](void* argument) { (*static_cast<Work*>(argument))(); }, new Work(std::move(work)),
+      [](void* argument) { delete static_cast<Work*>(argument); });
 }
 
 }  // namespace

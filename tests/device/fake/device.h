@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace lockstep::test::fake {
 
@@ -20,6 +21,20 @@ int held_back();
 
 // Bytes of this process's tensors, once its streams have come to their ends.
 int64_t memory_in_use();
+
+struct Recording;
+
+// What `body` puts into the current stream, and into those that wait for it, as a CUDA graph.
+class Graph {
+ public:
+  explicit Graph(const std::function<void()>& body);
+  // On the current stream; as often as one likes.
+  void launch() const;
+
+ private:
+  std::shared_ptr<Recording> recording_;
+};
+bool is_capturing(const c10::Stream& stream);
 
 // Runs `work` on a stream after what is there.
 void enqueue(const c10::Stream& stream, std::function<void()> work);

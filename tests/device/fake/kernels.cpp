@@ -49,6 +49,7 @@ namespace {
 inline void store_release(U64* at, U64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 inline U64 load_acquire(const U64* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 inline void pause() { sched_yield(); }
+inline U32 add_one(U32* to) { return __atomic_fetch_add(to, 1, __ATOMIC_ACQ_REL); }
 
 }  // namespace
 }  // namespace lockstep::comm::cuda_ipc

@@ -47,7 +47,7 @@ struct Group {
   std::vector<std::function<bool()>> collectives;
 };
 thread_local Group group;
-std::atomic<int64_t> registered{0};
+std::atomic<int64_t> registered{0}, allocations{0};
 
 size_t size_of(DataType type) {
   switch (type) {
@@ -233,11 +233,11 @@ Result ncclGroupEnd() {
   work->stream->enqueue_communication(
       work->stream,
       [](void* argument) {
-        const std::unique_ptr<Group> own(static_cast<Group*>(argument));
+        auto* own = static_cast<Group*>(argument);
         bool good = own->comm->wire.run(own->messages, own->comm->aborted);
         for (const auto& collective : own->collectives) good = good && collective();
       },
-      work);
+      work, [](void* argument) { delete static_cast<Group*>(argument); });
   return nccl::InProgress;
 }
 
@@ -329,15 +329,19 @@ Result ncclCommDeregister(Communicator*, void* handle) {
 }
 
 Result ncclMemAlloc(void** memory, size_t bytes) {
-  return posix_memalign(memory, 4096, bytes) == 0 ? nccl::Success : nccl::SystemError;
+  if (posix_memalign(memory, 4096, bytes) != 0) return nccl::SystemError;
+  ++allocations;
+  return nccl::Success;
 }
 
 Result ncclMemFree(void* memory) {
   std::free(memory);
+  --allocations;
   return nccl::Success;
 }
 
-// Bytes that are registered now; for tests.
+// Bytes that are registered now, and blocks that are allocated; for tests.
 int64_t fakeNcclRegistered() { return registered; }
+int64_t fakeNcclAllocations() { return allocations; }
 
 }  // extern "C"

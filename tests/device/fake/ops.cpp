@@ -49,6 +49,12 @@ struct FakeAllocator final : c10::Allocator {
   }
   static void release(void* context) {
     auto* block = static_cast<Block*>(context);
+    if (const auto recording = block->stream->recording()) {
+      // A graph keeps its memory.
+      const std::lock_guard lock(recording->mutex);
+      recording->memory.emplace_back(context, &release);
+      return;
+    }
     block->stream->push([block] {
       in_use -= static_cast<int64_t>(block->bytes);
       std::memset(block->data, 0xee, block->bytes);
@@ -210,7 +216,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     torch::jit::drop(*stack, count);
     for (auto& result : results) stack->push_back(result);
     FakeStream::current().push([op, arguments, pairs] {
-      call_cpu(op, arguments.get());
+      Stack own = *arguments;  // a graph runs it again
+      call_cpu(op, &own);
       TORCH_CHECK(!pairs->resized(), "fake device: ", op.schema().name(),
                   " resized what it was given");
     });

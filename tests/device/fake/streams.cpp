@@ -33,8 +33,13 @@ Streams& streams() {
   return *streams;
 }
 
+thread_local bool is_stream = false;  // this thread
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<int, c10::StreamId> current_streams;
+
+void check_not_captured(const FakeEvent& event) {
+  TORCH_CHECK(event.recording == nullptr, "the fake device: an event of a capture cannot be asked");
+}
 
 struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kStreamType; }
@@ -80,19 +85,31 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag) const override {
     if (*event == nullptr) *event = new FakeEvent;
     FakeStream& on = FakeStream::of(stream);
-    *static_cast<FakeEvent*>(*event) = {&on, on.push([] {})};
+    if (const auto recording = on.recording()) {
+      const std::lock_guard lock(recording->mutex);
+      *static_cast<FakeEvent*>(*event) = {&on, recording->recorded[&on], recording};
+    } else {
+      *static_cast<FakeEvent*>(*event) = {&on, on.push([] {}), nullptr};
+    }
   }
   void block(void* event, const c10::Stream& stream) const override {
     const FakeEvent seen = *static_cast<FakeEvent*>(event);
     FakeStream& waits = FakeStream::of(stream);
+    if (seen.recording != nullptr) {
+      const std::lock_guard lock(seen.recording->mutex);
+      seen.recording->joined[seen.stream] = seen.number;
+      return waits.record_into(seen.recording);
+    }
     if (seen.stream != &waits) waits.push([seen] { seen.stream->finish(seen.number); });
   }
   bool queryEvent(void* event) const override {
     const auto* seen = static_cast<FakeEvent*>(event);
+    check_not_captured(*seen);
     return seen->stream->is_done(seen->number);
   }
   void synchronizeEvent(void* event) const override {
     const auto* seen = static_cast<FakeEvent*>(event);
+    check_not_captured(*seen);
     seen->stream->finish(seen->number);
   }
   bool queryStream(const c10::Stream& stream) const override {
@@ -103,6 +120,9 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     FakeStream::of(stream).finish_all();
   }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
+    // A stream lets go of what its work has used, and cannot wait for itself. Nobody else uses it:
+    // who does keeps it.
+    if (is_stream) return;
     std::vector<FakeStream*> all;
     {
       const std::lock_guard lock(streams().mutex);
@@ -120,8 +140,10 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard)
 }  // namespace
 
 FakeStream::FakeStream() {
-  enqueue_communication = [](FakeStreamHandle* stream, void (*work)(void*), void* argument) {
-    static_cast<FakeStream*>(stream)->push([=] { work(argument); }, true);
+  enqueue_communication = [](FakeStreamHandle* stream, void (*work)(void*), void* argument,
+                             void (*release)(void*)) {
+    static_cast<FakeStream*>(stream)->push(
+        [work, own = std::shared_ptr<void>(argument, release)] { work(own.get()); }, true);
   };
   FakeStreamHandle::finish = [](FakeStreamHandle* stream) {
     static_cast<FakeStream*>(stream)->finish_all();
@@ -131,9 +153,24 @@ FakeStream::FakeStream() {
 
 uint64_t FakeStream::push(std::function<void()> work, bool is_communication) {
   const std::lock_guard lock(mutex_);
+  if (recording_ != nullptr) {
+    const std::lock_guard recording_lock(recording_->mutex);
+    recording_->work.push_back(std::move(work));
+    return ++recording_->recorded[this];
+  }
   tasks_.push_back({std::move(work), is_communication});
   changed_.notify_all();
   return ++pushed_;
+}
+
+void FakeStream::record_into(std::shared_ptr<Recording> recording) {
+  const std::lock_guard lock(mutex_);
+  recording_ = std::move(recording);
+}
+
+std::shared_ptr<Recording> FakeStream::recording() {
+  const std::lock_guard lock(mutex_);
+  return recording_;
 }
 
 bool FakeStream::is_done(uint64_t number) {
@@ -148,12 +185,18 @@ void FakeStream::finish(uint64_t number) {
   changed_.wait(lock, [&] { return done_ >= number; });
 }
 
+void FakeStream::finish_all() {
+  TORCH_CHECK(recording() == nullptr, "the fake device: the host waits for what is only captured");
+  finish(pushed());
+}
+
 uint64_t FakeStream::pushed() {
   const std::lock_guard lock(mutex_);
   return pushed_;
 }
 
 void FakeStream::run() {
+  is_stream = true;
   at::init_num_threads();  // as many as the thread that queues the work: a sum's bits depend on it
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -189,6 +232,34 @@ FakeStream& FakeStream::current() { return of(current_stream()); }
 
 void enqueue(const c10::Stream& stream, std::function<void()> work) {
   FakeStream::of(stream).push(std::move(work));
+}
+
+Graph::Graph(const std::function<void()>& body) : recording_(std::make_shared<Recording>()) {
+  FakeStream& first = FakeStream::current();
+  const auto stop = [&] {
+    first.record_into(nullptr);
+    for (const auto& [stream, count] : recording_->recorded) stream->record_into(nullptr);
+  };
+  first.record_into(recording_);
+  try {
+    body();
+  } catch (...) {
+    stop();
+    throw;
+  }
+  stop();
+  for (const auto& [stream, count] : recording_->recorded) {
+    TORCH_CHECK(stream == &first || recording_->joined[stream] == count,
+                "the fake device: a capture ends with work that nothing waits for");
+  }
+}
+
+void Graph::launch() const {
+  for (const auto& work : recording_->work) FakeStream::current().push(work, true);
+}
+
+bool is_capturing(const c10::Stream& stream) {
+  return FakeStream::of(stream).recording() != nullptr;
 }
 
 void shut_gate() { gate_is_shut = true; }

@@ -164,5 +164,28 @@ TEST(NcclStreams, GroupMemoryIsRegistered) {
   });
 }
 
+// Also when its last call used its own memory.
+TEST(NcclStreams, AGroupAndItsMemoryGoInAnyOrder) {
+  spawn_on_device(2, [](World& world) {
+    void* library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
+    ASSERT_NE(library, nullptr);
+    const auto allocations = reinterpret_cast<int64_t (*)()>(dlsym(library, "fakeNcclAllocations"));
+    at::Tensor memory = world.group().empty({1 << 20}, world.device());
+    ASSERT_EQ(allocations(), 1);
+    Group group = world.group().split(0, world.rank());
+    at::Tensor other = group.empty({1 << 20}, world.device());
+    group.all_reduce(other).wait();
+    (void)other.cpu();
+    group = {};
+    other.reset();
+    EXPECT_EQ(allocations(), 1);
+    world.group().all_reduce(memory).wait();
+    (void)memory.cpu();
+    memory.reset();
+    world = World::solo();
+    EXPECT_EQ(allocations(), 0);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -21,6 +21,7 @@ struct Check {
 
 // Over `group`, which has the world's ranks.
 std::vector<Check> collective_checks(const Group& group);
+std::vector<Check> graph_checks(const Group& group);
 std::vector<Check> training_checks();
 std::vector<Check> precision_checks();
 std::vector<Check> state_checks();

@@ -77,8 +77,8 @@ namespace {
 
 std::vector<Check> all_checks(const Group& group) {
   std::vector<Check> all;
-  for (const auto& part :
-       {collective_checks(group), training_checks(), precision_checks(), state_checks()}) {
+  for (const auto& part : {collective_checks(group), graph_checks(group), training_checks(),
+                           precision_checks(), state_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
