@@ -9,7 +9,7 @@ add_library(fake_cuda MODULE device/fake/cuda.cpp device/fake/kernels.cpp)
 target_link_libraries(fake_cuda PRIVATE lockstep_flags Threads::Threads)
 target_include_directories(fake_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 set_source_files_properties(device/fake/kernels.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off"
-  OBJECT_DEPENDS "${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/kernels.cu;${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/arithmetic.h")
+  OBJECT_DEPENDS "${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/kernels.cu;${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/arithmetic.h;${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/meetings.h")
 
 add_library(fake_device OBJECT device/fake/streams.cpp device/fake/ops.cpp)
 target_link_libraries(fake_device PRIVATE lockstep_flags LockstepTorch::cpu)

@@ -12,8 +12,8 @@ namespace lockstep::comm::cuda_ipc {
 
 // The texts of kernels.cu and of what it includes.
 extern const char* const kKernels;
-extern const char* const kHeaders[2];
-extern const char* const kHeaderNames[2];
+extern const char* const kHeaders[3];
+extern const char* const kHeaderNames[3];
 
 // Makes the device's primary context current, which libtorch computes in.
 class Current {
