@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 #include <torch/nn/init.h>
 
-#include "comm/device/capture.h"
 #include "lockstep/core/error.h"
 #include "parallel/nn/batch_norm_override.h"
 #include "parallel/nn/held_group.h"
@@ -19,7 +18,7 @@ using torch::autograd::variable_list;
 // Of one channel over all ranks' batches; mean and variance as float32, or float64 for such input.
 struct Statistics {
   at::Tensor mean, variance;  // biased
-  double count = 0;           // values a channel
+  at::Tensor count;           // values a channel: a scalar of float64 where the others are
 };
 
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
@@ -46,16 +45,12 @@ at::Tensor by_channel(const at::Tensor& values, const at::Tensor& batch) {
 // Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
 // Variances", 1979: a mean far from zero costs no digits of the variance. Rank by rank, so that all
 // ranks get the same bits.
-Statistics combined(const at::Tensor& rows, const at::TensorOptions& options) {
+Statistics combined_on_cpu(const at::Tensor& rows, const at::TensorOptions& options) {
   const int64_t channels = (rows.size(1) - 1) / 2;
-  comm::refuse_capture(rows.device(), "[sync_batch_norm] forward",
-                       "the ranks' statistics are combined on the host: call it outside of the "
-                       "captured part");
-  const at::Tensor on_cpu = rows.cpu();
   std::vector<double> mean(static_cast<size_t>(channels)), squares(mean.size());
   double count = 0;
-  for (int64_t rank = 0; rank < on_cpu.size(0); ++rank) {
-    const double* row = on_cpu[rank].const_data_ptr<double>();
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
+    const double* row = rows[rank].const_data_ptr<double>();
     const double more = row[0];
     if (more == 0) continue;
     const double part = more / (count + more);
@@ -68,9 +63,29 @@ Statistics combined(const at::Tensor& rows, const at::TensorOptions& options) {
   }
   for (double& sum : squares) sum /= count;
   const auto tensor = [&](const std::vector<double>& values) {
-    return at::tensor(values, at::kDouble).to(options.device(), options.dtype().toScalarType());
+    return at::tensor(values, at::kDouble).to(options.dtype().toScalarType());
   };
-  return {.mean = tensor(mean), .variance = tensor(squares), .count = count};
+  return {.mean = tensor(mean),
+          .variance = tensor(squares),
+          .count = at::scalar_tensor(count, at::kDouble)};
+}
+
+// The same for all ranks at once, where they are: the host does not wait for the device.
+Statistics combined(const at::Tensor& rows, const at::TensorOptions& options) {
+  if (rows.is_cpu()) return combined_on_cpu(rows, options);
+  const int64_t channels = (rows.size(1) - 1) / 2;
+  const at::Tensor counts = rows.narrow(1, 0, 1), means = rows.narrow(1, 1, channels);
+  const at::Tensor count = counts.sum();
+  const at::Tensor mean = (means * (counts / count)).sum(0);
+  const at::Tensor squares =
+      (rows.narrow(1, 1 + channels, channels) + counts * (means - mean).square()).sum(0);
+  const auto dtype = options.dtype().toScalarType();
+  return {.mean = mean.to(dtype), .variance = (squares / count).to(dtype), .count = count};
+}
+
+// Values a channel of this rank's.
+int64_t count_of(const at::Tensor& input) {
+  return input.numel() == 0 ? 0 : input.numel() / input.size(1);
 }
 
 Statistics statistics(const at::Tensor& input, const Group& group) {
@@ -80,7 +95,7 @@ Statistics statistics(const at::Tensor& input, const Group& group) {
   if (input.numel() > 0) {
     const at::Tensor unused = at::zeros({channels}, options);
     const auto [mean, variance] = at::batch_norm_update_stats(input, unused, unused, 0.0);
-    const double count = static_cast<double>(input.numel() / channels);
+    const auto count = static_cast<double>(count_of(input));
     mine[0] = count;
     mine.narrow(0, 1, channels).copy_(mean);
     mine.narrow(0, 1 + channels, channels).copy_(variance).mul_(count);
@@ -95,10 +110,9 @@ struct Normalize : torch::autograd::Function<Normalize> {
                             const std::optional<at::Tensor>& weight,
                             const std::optional<at::Tensor>& bias, const Statistics& statistics,
                             double eps, const Group& group) {
-    ctx->save_for_backward(
-        {input, weight.value_or(at::Tensor()), statistics.mean, statistics.variance});
+    ctx->save_for_backward({input, weight.value_or(at::Tensor()), statistics.mean,
+                            statistics.variance, statistics.count});
     ctx->saved_data["eps"] = eps;
-    ctx->saved_data["count"] = statistics.count;
     hold_group(*ctx, group);
     if (input.numel() == 0) return at::empty_like(input);
     return std::get<0>(at::native_batch_norm(
@@ -138,7 +152,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
 
     at::Tensor sums = at::cat({products, slopes}).to(at::kDouble);
     held_group(*ctx).all_reduce(sums, ReduceOp::Sum, {.label = "SyncBatchNorm backward"}).wait();
-    sums = (sums / ctx->saved_data["count"].toDouble()).to(mean.scalar_type());
+    sums = (sums / saved[4]).to(mean.scalar_type());
     const at::Tensor scale = weight.defined() ? inverse * weight.to(mean.scalar_type()) : inverse;
     // scale * (slope - mean slope - normalised * mean product)
     at::Tensor gradient = input.to(mean.scalar_type()) - by_channel(mean, input);
@@ -178,13 +192,16 @@ at::Tensor synchronous_batch_norm(const at::Tensor& input, const at::Tensor& wei
     const at::NoGradGuard no_grad;
     return statistics(input.detach(), group);
   }();
-  if (all.count == 1) {
+  // A rank that has two has no need to ask its device how many there are.
+  const bool may_lack = count_of(input) < 2;
+  const double known = may_lack ? all.count.item<double>() : 2;
+  if (known == 1) {
     throw ConfigError(fmt::format(
         "[sync_batch_norm] the batches of all {} ranks hold one value a channel together, which "
         "has no variance: train on more",
         group.size()));
   }
-  if (running_mean.defined() && all.count > 0) {
+  if (running_mean.defined() && known > 0) {
     const at::NoGradGuard no_grad;
     average_into(running_mean, all.mean, factor);
     average_into(running_var, all.variance * (all.count / (all.count - 1)), factor);
