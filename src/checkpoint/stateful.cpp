@@ -270,25 +270,45 @@ std::shared_ptr<Stateful> number(T& value) {
       [&value](const Values& values) { value = value_of<T>(values, "value"); });
 }
 
-// `place` gives a SamplerState, `restore` takes it.
-template <class Place, class Back>
-std::shared_ptr<Stateful> place_in_data(const Place& place, const Back& restore) {
-  const auto get = [place] {
-    const data::SamplerState state = place();
-    return Values{{"epoch", state.epoch},
-                  {"position", state.position},
-                  {"seed", state.seed},
-                  {"length", state.length},
-                  {"shuffle", state.shuffle}};
-  };
-  const auto set = [restore](const Values& values) {
-    restore(
-        data::SamplerState{value_of<int64_t>(values, "epoch"),
-                           value_of<int64_t>(values, "position"), value_of<int64_t>(values, "seed"),
-                           value_of<int64_t>(values, "length"), value_of<bool>(values, "shuffle")});
-  };
-  return stateful_values(get, set);
+Values values_of(const data::SamplerState& state) {
+  return {{"epoch", state.epoch},
+          {"position", state.position},
+          {"seed", state.seed},
+          {"length", state.length},
+          {"shuffle", state.shuffle}};
 }
+
+data::SamplerState place_of(const Values& values) {
+  return {value_of<int64_t>(values, "epoch"), value_of<int64_t>(values, "position"),
+          value_of<int64_t>(values, "seed"), value_of<int64_t>(values, "length"),
+          value_of<bool>(values, "shuffle")};
+}
+
+template <class Sampler>
+std::shared_ptr<Stateful> place_in_data(Sampler& sampler) {
+  return stateful_values([&sampler] { return values_of(sampler.state()); },
+                         [&sampler](const Values& values) { sampler.restore(place_of(values)); });
+}
+
+class TorchSamplerState : public Stateful {
+ public:
+  TorchSamplerState(data::TorchSampler& sampler, int64_t& taken)
+      : sampler_(sampler), taken_(taken) {}
+
+  State state(const Names&) const override {
+    return {.values = values_of(sampler_.state_after(taken_))};
+  }
+  // The names alone: what has been counted so far does not matter.
+  State destination(const Saved&, const Names&) override { return {.values = values_of({})}; }
+  void restored(const State& state) override {
+    sampler_.restore(place_of(state.values));
+    taken_ = 0;
+  }
+
+ private:
+  data::TorchSampler& sampler_;
+  int64_t& taken_;
+};
 
 }  // namespace
 
@@ -302,23 +322,15 @@ std::shared_ptr<Stateful> stateful_module(const std::string& name,
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
   return std::make_shared<OptimizerState>(optimizer);
 }
-std::shared_ptr<Stateful> stateful(data::Loader& loader) {
-  return place_in_data([&loader] { return loader.state(); },
-                       [&loader](const data::SamplerState& state) { loader.restore(state); });
-}
+std::shared_ptr<Stateful> stateful(data::Loader& loader) { return place_in_data(loader); }
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler) {
-  return place_in_data([&sampler] { return sampler.state(); },
-                       [&sampler](const data::SamplerState& state) { sampler.restore(state); });
+  return place_in_data(sampler);
 }
 std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler) {
   return std::make_shared<ScalerState>(scaler);
 }
 std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken) {
-  return place_in_data([&] { return sampler.state_after(taken); },
-                       [&](const data::SamplerState& state) {
-                         sampler.restore(state);
-                         taken = 0;
-                       });
+  return std::make_shared<TorchSamplerState>(sampler, taken);
 }
 std::shared_ptr<Stateful> stateful(int64_t& value) { return number(value); }
 std::shared_ptr<Stateful> stateful(double& value) { return number(value); }

@@ -38,6 +38,11 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   bool is_updated = false;
   if (refuses(part, mine, sums)) {
     restore_buffers(buffers);
+    // What backward() has left in them is not what the next one begins with. Lanes' buffers are
+    // compared at each step's start.
+    if (!micro_->lanes) {
+      for (auto& each : parts_) each.sync_buffers();
+    }
   } else {
     if (part.scaler) {
       is_updated = part.scaler->step(*part.optimizer);

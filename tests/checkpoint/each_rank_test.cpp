@@ -270,5 +270,38 @@ TEST(Stateful, ATorchSamplerGoesOnBehindTheBatchesThatTheLoopHasTaken) {
   });
 }
 
+TEST(Stateful, ATorchSamplersCountIsResetBeforeEachPass) {
+  // What a loop sees, that is stopped between two epochs and started again.
+  const auto epochs_of = [](World& world, const Folder& folder, bool is_reset) {
+    std::vector<int64_t> seen;
+    for ([[maybe_unused]] const int job : {0, 1}) {
+      TorchSampler sampler(24, world, {.seed = 2});
+      int64_t taken = 0, step = 0;
+      Checkpointer checkpoints(world, folder.path());
+      checkpoints.track("sampler", stateful(sampler, taken));
+      checkpoints.track("step", step);
+      checkpoints.restore_latest();
+      for (int64_t epoch = sampler.epoch(); epoch < 3; ++epoch) {
+        if (is_reset) taken = 0;
+        sampler.reset();
+        while (sampler.next(4)) {
+          ++taken, ++step;
+          seen.push_back(epoch);
+        }
+        checkpoints.save(step);
+        if (epoch == 1 && job == 0) break;
+      }
+    }
+    return seen;
+  };
+  const Folder folder, other;
+  spawn(2, [&](World& world) {
+    EXPECT_THAT(epochs_of(world, folder, true), testing::ElementsAre(0, 0, 0, 1, 1, 1, 2, 2, 2));
+    EXPECT_THAT(message_of<CheckpointError>([&] { epochs_of(world, other, false); }),
+                HasSubstr("6 batches taken of epoch 1, of which the data loader has asked "
+                          "for 3: count the batches of this pass alone"));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -164,6 +164,16 @@ TEST(Flight, ALongFailureIsCut) {
   EXPECT_GT(segment.read(0).failure->text.size(), 500u);
 }
 
+TEST(Flight, AFailureIsToldWithoutTheBacktraceOfLibtorch) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    report_failure(
+        "mat1 and mat2 cannot be multiplied\nof (4x6 and 5x3)\nException raised from meta at "
+        "/pytorch/LinearAlgebra.cpp:196 (most recent call first):\nframe #0: c10::Error");
+  });
+  EXPECT_EQ(segment.read(0).failure->text, "mat1 and mat2 cannot be multiplied\nof (4x6 and 5x3)");
+}
+
 TEST(Flight, AVariableOfSomebodyElsesIsIgnored) {
   const Segment segment(1);
   as_rank(segment, 7, [] { _exit(begin(operation("barrier", 0)) == 0 ? 0 : 1); });

@@ -103,12 +103,78 @@ TEST(TorchSampler, ResumesInTheMiddleOnAnotherWorld) {
       sampler.restore(state);
       const auto rest = pass(loader);
       seen.insert(seen.end(), rest.begin(), rest.end());
-      EXPECT_EQ(sampler.state_after(100), (SamplerState{1, kRows, 4, kRows}));
+      const int64_t left = (kRows - 12 + 2) / 3;  // of rank 0, which has most
+      EXPECT_EQ(sampler.state_after((left + 1) / 2), (SamplerState{2, 0, 4, kRows}));
       EXPECT_EQ(pass(loader), order({rank, 3}, options, 2));
     }
     std::sort(seen.begin(), seen.end());
     EXPECT_TRUE(at::tensor(seen).equal(at::arange(kRows)));
   }
+}
+
+TEST(TorchSampler, TheEndOfAnEpochIsTheBeginningOfTheNext) {
+  for (const size_t workers : {0, 2}) {
+    for (const SamplerOptions options :
+         {SamplerOptions{.seed = 4}, SamplerOptions{.seed = 4, .drop_last = true},
+          SamplerOptions{.seed = 4, .exact = true}}) {
+      for (const int64_t rank : {0, 1}) {
+        TorchSampler sampler(kRows, Shard{rank, 2}, options);
+        auto loader = loader_of(sampler, 4, workers);
+        pass(loader);
+        const SamplerState end = sampler.state_after(3);
+        EXPECT_EQ(end, (SamplerState{1, 0, 4, kRows}));
+        EXPECT_EQ(sampler.epoch(), 0);
+        TorchSampler other(kRows, Shard{rank, 2}, options);
+        auto rest = loader_of(other, 4, workers);
+        for (const SamplerState& saved : {end, SamplerState{0, kRows, 4, kRows}}) {
+          other.restore(saved);
+          EXPECT_EQ(other.epoch(), 1);
+          EXPECT_EQ(pass(rest), order({rank, 2}, options, 1));
+        }
+      }
+    }
+  }
+}
+
+TEST(TorchSampler, MoreBatchesThanTheEpochHasAreRefused) {
+  for (const size_t workers : {0, 2}) {
+    TorchSampler sampler(kRows, Shard{1, 2}, {.seed = 4});  // 12 of its own: 3 batches
+    auto loader = loader_of(sampler, 4, workers);
+    EXPECT_EQ(sampler.state_after(0), (SamplerState{0, 0, 4, kRows}));
+    EXPECT_THAT(message_of<ConfigError>([&] { sampler.state_after(1); }),
+                HasSubstr("1 batches taken of epoch 0, of which the data loader has asked for 0"));
+    pass(loader);
+    pass(loader, 2);
+    EXPECT_EQ(sampler.state_after(2), (SamplerState{1, 16, 4, kRows}));
+    for (const int64_t wrong : {5, -1}) {  // 3 of the epoch before, and these
+      EXPECT_THAT(message_of<ConfigError>([&] { sampler.state_after(wrong); }),
+                  HasSubstr("set the count to 0 directly before each pass"));
+    }
+  }
+}
+
+TEST(TorchSampler, WithoutWorkersACountOfTheEpochBeforeIsRefusedAtOnce) {
+  TorchSampler sampler(kRows, Shard{0, 2}, {.seed = 4});
+  auto loader = loader_of(sampler, 4);
+  pass(loader, 2);  // left early
+  pass(loader, 1);
+  EXPECT_THAT(message_of<ConfigError>([&] { sampler.state_after(3); }),
+              HasSubstr("3 batches taken of epoch 1, of which the data loader has asked for 1"));
+}
+
+TEST(TorchSampler, ACountOfZeroAtTheEndOfAnEpochIsWarnedOfOnce) {
+  TorchSampler sampler(kRows, Shard{0, 2}, {.seed = 4});
+  auto loader = loader_of(sampler, 4);
+  const auto said = [&](int64_t batches) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(sampler.state_after(batches).epoch, batches == 0 ? 0 : 1);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(0), "");
+  pass(loader);
+  EXPECT_EQ(said(3), "");
+  EXPECT_THAT(said(0), HasSubstr("a run that resumes here goes through it again"));
+  EXPECT_EQ(said(0), "");
 }
 
 TEST(TorchSampler, GoesThroughAnArchive) {

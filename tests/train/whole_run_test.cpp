@@ -311,6 +311,36 @@ TEST(NonFinite, ASkippedStepLeavesNoRunningStatistics) {
   }
 }
 
+// The first one leaves NaN in rank 0's statistics, and the second one leaves them so.
+TEST(NonFinite, StepsThatAreSkippedInARowAreNoFaultOfTheProgram) {
+  for (const auto mode : {parallel::Buffers::Broadcast, parallel::Buffers::Average}) {
+    for (const bool is_divided : {false, true}) {
+      spawn(2, [&](World& world) {
+        TrainNet net;
+        const at::Tensor x = at::randn({40, 6});
+        for (const int64_t sample : {10, 20}) {  // rank 0's, of steps 2 and 3
+          x[sample].fill_(std::numeric_limits<float>::quiet_NaN());
+        }
+        train::TrainerOptions options{.epochs = 1,
+                                      .loader = {.batch_size = 5, .shuffle = false},
+                                      .non_finite = train::NonFinite::Skip};
+        options.ddp.buffers = mode;
+        if (is_divided) {
+          options.ddp = {};
+          options.fsdp = parallel::FsdpOptions{.buffers = mode};
+        }
+        train::Trainer trainer(world, net, train::cross_entropy(),
+                               data::TensorDataset(x, torch::zeros({40}, at::kLong)), options);
+        ::testing::internal::CaptureStderr();
+        EXPECT_EQ(trainer.run().state.skipped, 2);
+        EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                    testing::Not(HasSubstr("was changed on this rank")));
+        EXPECT_TRUE(net->norm->running_mean.isfinite().all().item<bool>());
+      });
+    }
+  }
+}
+
 TEST(NonFinite, ASkippedStepRestoresABufferThatRepeatsItsElements) {
   spawn(2, [](World& world) {
     struct MaskedImpl : torch::nn::Module {

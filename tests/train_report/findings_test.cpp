@@ -16,6 +16,7 @@ namespace lockstep::train {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -61,6 +62,35 @@ TEST(Findings, MemoryHasTheUnitsOfTheTerminal) {
   report.ranks[0].memory_bytes = 3'240'000'000;
   run.add(report, 1e9 + 2);
   EXPECT_THAT(run_screen(run, {.width = 80}), HasSubstr(" 3.2 GB "));
+}
+
+std::vector<std::string> titles_of(const RunHistory& run) {
+  std::vector<std::string> all;
+  for (const Finding& finding : findings_of(run)) all.push_back(finding.title);
+  return all;
+}
+
+TEST(Findings, OfRanksThatDifferByLessThanTwoMillisecondsNoneIsBlamed) {
+  const auto run_of = [](double seconds, double longer) {
+    RunHistory run;
+    run.add(RunStart{.ranks = 2}, 1e9);
+    StepReport report{.step = 10, .steps = 10, .loss = 1.0};
+    report.ranks.assign(2, {.step_seconds = seconds});
+    report.ranks[1].step_seconds += longer;
+    run.add(report, 1e9 + 1);
+    return run;
+  };
+  EXPECT_THAT(titles_of(run_of(0.0012, 0.0005)), Contains("All ranks work about equally long"));
+  EXPECT_THAT(titles_of(run_of(0.0012, 0.003)),
+              Contains("Rank 1 works longest, and all wait for it"));
+  RunHistory run = run_of(0.05, 0);
+  run.add(Event{.kind = "warning",
+                .step = 10,
+                .rank = 1,
+                .text = "rank 1 works 90.0 ms a step, the others 50.0 ms (1.80 times): it computes "
+                        "for longer, and all wait for it"},
+          1e9 + 2);
+  EXPECT_THAT(titles_of(run), Contains("On the mean of the run all ranks work about equally long"));
 }
 
 TEST(Findings, TheScreenWritesAllStepsAlike) {

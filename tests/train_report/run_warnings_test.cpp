@@ -106,6 +106,18 @@ TEST(RunWarnings, AStragglerThatWaitsForItsDiskIsToldFromOneThatComputes) {
   EXPECT_THAT(events[0].text, HasSubstr("it waits for data for longer"));
 }
 
+TEST(RunWarnings, LessThanTwoMillisecondsAStepAreNoStraggler) {
+  const auto of_short_steps = [](double longer) {
+    return said(10, [&](StepReport& report, int64_t) {
+      for (auto& rank : report.ranks) rank = {.step_seconds = 0.0012};
+      report.ranks[1].step_seconds += longer;
+    });
+  };
+  EXPECT_TRUE(of_short_steps(0.0003).empty());
+  EXPECT_TRUE(of_short_steps(0.0019).empty());
+  EXPECT_EQ(of_short_steps(0.0021).size(), 1U);
+}
+
 TEST(RunWarnings, OneSlowReportIsNoStraggler) {
   const auto events = said(20, [](StepReport& report, int64_t number) {
     if (number % 2 == 0) report.ranks[static_cast<size_t>(number) % 4].step_seconds = 0.05;

@@ -40,8 +40,10 @@ std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
 std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
 // The loop counts the batches that it has taken of the sampler's epoch, the same on all ranks:
-// checkpoints.track("sampler", stateful(sampler, taken)). After restoring the data loader's next
-// begin() continues after them, and `taken` is 0.
+// checkpoints.track("sampler", stateful(sampler, taken)). It sets taken = 0 directly before each
+// pass over the data loader, not after it: a save there would repeat the epoch. A count that is too
+// large makes save() throw (TorchSampler::state_after). After restoring the data loader's next
+// begin() continues after the batches taken, and `taken` is 0.
 std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken);
 
 // The same on all ranks.

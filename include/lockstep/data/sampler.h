@@ -12,7 +12,8 @@ namespace lockstep::data {
 
 // How an epoch is ordered and divided among ranks.
 struct SamplerOptions {
-  // The order of an epoch is a function of (seed, epoch, length) alone.
+  // The order of an epoch is a function of (seed, epoch, length) alone. The same on all ranks:
+  // with others samples come twice, and others not at all, without an error.
   int64_t seed = 0;
   bool shuffle = true;
   // What to do when the number of samples is not a multiple of the number of ranks. With neither of

@@ -38,11 +38,25 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   // The one that the data loader is in, or will begin with.
   int64_t epoch() const;
 
-  // The state of a loop that has taken this many batches of the epoch. The loop has to count them:
-  // a data loader with workers has asked for more than it has handed out.
+  // The state of a loop that has taken this many batches of the epoch (of a resumed one, since it
+  // resumed); after the last, the beginning of the next epoch. The loop has to count them, since a
+  // data loader with workers has asked for more than it has handed out:
+  //
+  //   for (int64_t epoch = sampler.epoch(); epoch < 10; ++epoch) {
+  //     taken = 0;  // directly before the pass, not after it: a save there would repeat the epoch
+  //     for (auto& batch : *loader) {
+  //       ...  // the step
+  //       ++taken;
+  //       if (++step % 100 == 0) checkpoints.save(step);
+  //     }
+  //   }
+  //
+  // Throws ConfigError for more batches than the data loader has asked for. Warns, once, of 0 at
+  // the end of an epoch.
   SamplerState state_after(int64_t batches) const;
-  // The next begin() resumes from there, on any number of ranks and with any batch size. Throws
-  // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
+  // The next begin() resumes from there, on any number of ranks and with any batch size; from the
+  // end of an epoch, with the next one. Throws ConfigError, and changes nothing, for a state of
+  // another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
 
   // What the data loader calls. With another size the data set has changed: the next epoch is of

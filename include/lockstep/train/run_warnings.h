@@ -13,8 +13,10 @@ namespace lockstep::train {
 
 // From where on something is worth a warning.
 struct WarningLimits {
-  // A rank works this many times as long as the median of the others.
+  // In a step a rank works this many times as long as the median of the others, and this much
+  // longer.
   double straggler = 1.25;
+  double straggler_seconds = 0.002;
   // The share of a step's time that ranks wait for batches, the mean over ranks.
   double data_share = 0.25;
   // The share of the time in which GPUs compute, the mean over ranks, is less.

@@ -215,6 +215,7 @@ void report_failure(std::string_view text, Blame blame) noexcept try {
   const std::lock_guard lock(mutex);
   if (reported == Blame::Own || reported == blame) return;
   reported = blame;
+  text = text.substr(0, text.find("\nException raised from "));  // libtorch's backtrace
   if (Block* const own = block()) {
     own->failed.store(0, std::memory_order_release);
     own->failed_at_ns = now_ns();

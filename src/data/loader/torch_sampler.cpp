@@ -1,11 +1,28 @@
 #include "lockstep/data/torch_sampler.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+
 namespace lockstep::data {
+namespace {
+
+// Where the sampler stands, or, when no rank has a sample left there, the beginning of the next
+// epoch: a loop that resumed at the end of one would go through an empty epoch.
+SamplerState place_of(const DistributedSampler& sampler) {
+  SamplerState state = sampler.state();
+  if (state.position == 0 || sampler.of_part(0).size() > 0) return state;
+  ++state.epoch;
+  state.position = 0;
+  return state;
+}
+
+}  // namespace
 
 struct TorchSampler::State {
   Shard part;
@@ -13,11 +30,15 @@ struct TorchSampler::State {
   DistributedSampler sampler;  // stands after what the data loader has asked for
   SamplerState front = {};     // of this epoch, or of what was left of it
   int64_t batch_size = 0;      // that the data loader asks for
+  int64_t asked = 0;           // batches since `front` that it has been given
+  bool is_over = false;        // it has been told that there are no more
   bool has_begun = false;
+  bool has_warned = false;
 
   void begin(const SamplerState& at) {
     front = at;
-    has_begun = false;
+    asked = 0;
+    is_over = has_begun = false;
   }
 };
 
@@ -38,15 +59,36 @@ void TorchSampler::set_epoch(int64_t epoch) {
 int64_t TorchSampler::epoch() const { return state_->front.epoch; }
 
 SamplerState TorchSampler::state_after(int64_t batches) const {
-  DistributedSampler sampler = state_->sampler;
-  sampler.restore(state_->front);
-  sampler.advance(batches * state_->batch_size);
-  return sampler.state();
+  State& state = *state_;
+  DistributedSampler sampler = state.sampler;
+  sampler.restore(state.front);
+  int64_t asked = state.asked;
+  if (state.is_over) {  // with `exact` other ranks may have had one more
+    asked = (sampler.of_part(0).size() + state.batch_size - 1) / state.batch_size;
+  }
+  if (batches < 0 || batches > asked) {
+    throw ConfigError(fmt::format(
+        "[sampler] {} batches taken of epoch {}, of which the data loader has asked for {}: count "
+        "the batches of this pass alone, and set the count to 0 directly before each pass",
+        batches, state.front.epoch, asked));
+  }
+  if (batches == 0 && state.is_over && asked > 0 && state.part.index == 0 &&
+      !std::exchange(state.has_warned, true)) {
+    log::warn(fmt::format(
+        "[sampler] epoch {} is over and 0 batches of it count as taken, so a run that resumes here "
+        "goes through it again: set the count to 0 directly before each pass over the data loader, "
+        "not after it",
+        state.front.epoch));
+  }
+  sampler.advance(batches * state.batch_size);
+  return place_of(sampler);
 }
 
 void TorchSampler::restore(const SamplerState& state) {
-  state_->sampler.restore(state);
-  state_->begin(state);
+  DistributedSampler& sampler = state_->sampler;
+  sampler.restore(state);
+  if (const SamplerState place = place_of(sampler); place != state) sampler.restore(place);
+  state_->begin(sampler.state());
 }
 
 void TorchSampler::reset(std::optional<size_t> new_size) {
@@ -64,7 +106,9 @@ std::optional<std::vector<size_t>> TorchSampler::next(size_t batch_size) {
   DistributedSampler& sampler = state_->sampler;
   state_->batch_size = static_cast<int64_t>(batch_size);
   const int64_t count = std::min(state_->batch_size, sampler.size());
-  if (count == 0) return std::nullopt;
+  state_->is_over = count == 0;
+  if (state_->is_over) return std::nullopt;
+  ++state_->asked;
   std::vector<size_t> indices(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     indices[static_cast<size_t>(i)] = static_cast<size_t>(sampler[i]);

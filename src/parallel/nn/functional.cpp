@@ -24,7 +24,8 @@ using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
 
 comm::CallOptions call_of(std::string_view label) {
-  return {.label = label, .advice = "or its loss does not use what functional has returned"};
+  return {.label = label,
+          .advice = "or a rank has fewer batches, or its loss leaves the result out"};
 }
 
 int64_t sum_of(const Counts& counts) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/train/run_report.h"
+#include "lockstep/train/run_warnings.h"
 #include "train/report/loss_scale.h"
 #include "train/report/losses.h"
 #include "train/report/ranks.h"
@@ -251,16 +252,25 @@ void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
   const double others = median_without(working, slowest);
   if (others <= 0) return;
   const double times = working[slowest] / others;
-  if (times > kSlow) {
+  const double longer = working[slowest] - others;
+  if (times > kSlow && longer > WarningLimits{}.straggler_seconds) {
     findings.push_back({Tone::Bad,
                         fmt::format("Rank {} works longest, and all wait for it", slowest),
                         fmt::format("R{} works {} a step, the others {}: {:.2f} times as long.",
                                     rank_of(run, slowest).substr(1), short_time(working[slowest]),
                                     short_time(others), times)});
   } else {
-    findings.push_back({Tone::Good, "All ranks work about equally long",
-                        fmt::format("The slowest, {}, works {:.2f} times as long as the others.",
-                                    rank_of(run, slowest), times)});
+    const bool was_slow = std::ranges::any_of(run.events, [](const Event& event) {
+      return event.text.find("for longer, and all wait for it") != std::string::npos;
+    });
+    findings.push_back(
+        {was_slow ? Tone::Plain : Tone::Good,
+         was_slow ? "On the mean of the run all ranks work about equally long"
+                  : "All ranks work about equally long",
+         fmt::format("The slowest, {}, works {} a step longer than the others, {:.2f} times as "
+                     "long{}.",
+                     rank_of(run, slowest), short_time(longer), times,
+                     was_slow ? "; a warning says which rank was slow for a time" : "")});
   }
 }
 

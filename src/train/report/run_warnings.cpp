@@ -120,7 +120,8 @@ void RunWarnings::look_at_times(const StepReport& report, Events& events) {
   const auto working = column(report, [](const auto& r) { return r.working_seconds(); });
   const size_t slowest = largest(working);
   const double others = median_without(working, slowest);
-  const bool is_slow = others > 0 && working[slowest] > limits_.straggler * others;
+  const bool is_slow = others > 0 && working[slowest] > limits_.straggler * others &&
+                       working[slowest] - others > limits_.straggler_seconds;
   if (is_slow && slow_rank_ == static_cast<int>(slowest)) {
     const RankFigures& rank = report.ranks[slowest];
     const auto extra = [&](const auto& value) {

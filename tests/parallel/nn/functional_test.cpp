@@ -13,6 +13,7 @@
 
 #include "lockstep/lockstep.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -246,6 +247,18 @@ TEST(FunctionalRefuses, ARankWhoseLossDoesNotDependOnTheResult) {
           }
         },
         {.timeout = std::chrono::seconds(3)});
+}
+
+TEST(FunctionalRefuses, ARankWithoutTheBatchIsToldOf) {
+  spawn(2, [](World& world) {
+    const auto call = [&] {
+      if (world.rank() == 1) return world.group().barrier().wait();
+      functional::all_reduce(at::ones({3}), world.group());
+    };
+    EXPECT_THAT(
+        message_of<CommError>(call),
+        testing::HasSubstr("(or a rank has fewer batches, or its loss leaves the result out)"));
+  });
 }
 
 // In a Join a rank without a batch takes part in the Ddp's calls, and has no rows for these.
