@@ -135,10 +135,11 @@ class [[nodiscard]] Hold {
 // is refused).
 //
 // While Ddp is attached, values may change freely: torch::load() of the module or any part of it is
-// fine, and so is freezing parameters. Other changes need refresh(): parameters that were unfrozen,
-// added or replaced (replace_module), a module converted by to(dtype) or to(device). Until then
-// backward() throws. It cannot notice a change after which no parameter that it knows gets a
-// gradient.
+// fine, and so is freezing parameters on all ranks; where one rank alone has frozen a parameter
+// that another computes a gradient of, the next backward() throws ConfigError on all. Other changes
+// need refresh(): parameters that were unfrozen, added or replaced (replace_module), a module
+// converted by to(dtype) or to(device). Until then backward() throws. It cannot notice a change
+// after which no parameter that it knows gets a gradient.
 //
 // With lanes, Ddp attaches in a group of one, too, and gradients are averages over lanes: undefined
 // within a step, and set when the last lane's backward() returns. What was in them before the step

@@ -160,7 +160,9 @@ struct FsdpShard {
 // zero_grad() since the last such backward(), has the average of the new ones added to it. Ddp
 // averages what each rank has and the new one together: equal but for rounding. Gradients of
 // several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
-// parameters have no gradients. An optimizer
+// parameters have no gradients: what net->zero_grad() or p.mutable_grad().reset() clears is gone
+// from the shards when the next backward() begins, or in clip_grad_norm_(); an optimizer's step()
+// before that still sees it. An optimizer
 // of any class that treats every element by itself is given parameters(); its state is sharded
 // in the same way. Shards may be written, in place, after a backward(), after a forward under
 // no_grad, or after reshard().
@@ -186,9 +188,10 @@ struct FsdpShard {
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was
 // frozen and is unfrozen (those that were trainable may be frozen and unfrozen again, as GANs do),
-// a gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
-// mode that has had no backward(), or between a forward after unshard() and reshard(), where ranks
-// share a memory, and a parameter of another Fsdp or Ddp.
+// a gradient of a parameter that another rank has frozen, or whose gradient was cleared on some
+// ranks only, a gradient that arrives after its unit's were averaged, a write to shards after a
+// forward in grad mode that has had no backward(), or between a forward after unshard() and
+// reshard(), where ranks share a memory, and a parameter of another Fsdp or Ddp.
 class Fsdp {
  public:
   // Throws ConfigError on all ranks as Ddp does, and when units are none of the module's, options

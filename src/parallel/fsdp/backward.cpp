@@ -14,12 +14,21 @@
 #include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
+namespace {
+
+// What ranks tell each other of every trainable parameter at the end of a pass.
+enum Told : size_t { kReached, kFrozen, kHasPrior, kHasNoPrior, kTold };
+
+}  // namespace
+
+size_t Fsdp::State::count_flags() const { return kTold * trainable_.size(); }
 
 void Fsdp::State::begin_backward() {
   if (backward_.is_open()) return;
   // Collectives that a backward() left in flight when it threw still read and write the memory of
   // gradients.
   while (!in_flight_.empty()) finish_oldest();
+  drop_cleared();
   std::ranges::fill(arrived_, false);
   for (const auto& unit : units_) {
     unit->fired = 0;
@@ -30,6 +39,21 @@ void Fsdp::State::begin_backward() {
     }
   }
   backward_.begin(weak_from_this(), &State::end_backward, &State::abandon_backward);
+}
+
+void Fsdp::State::guard(size_t parameter) {
+  model().parameters[parameter].tensor.mutable_grad() = guards_[parameter];
+  guarded_[parameter] = true;
+}
+
+// The module's zero_grad() takes away guards, which is all that it can reach.
+void Fsdp::State::drop_cleared() {
+  for (const size_t i : trainable_) {
+    if (!guarded_[i] || model().parameters[i].tensor.grad().defined()) continue;
+    guarded_[i] = false;
+    places_[i].flat->drop_gradient(places_[i].member);
+    if (!is_in_lane()) reached_[i] = false;  // otherwise also of the lanes before
+  }
 }
 
 // A gradient of what the call returned is known, so that its backward begins.
@@ -131,6 +155,7 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
   lend_memory(*flat);
   flat->add_gradient(member, gradient);
   reached_[parameter] = true;
+  if (held) guard(parameter);
   return {};
 }
 
@@ -244,29 +269,68 @@ void Fsdp::State::finish_pass() {
   // What an optimizer now writes to the shards would not reach parameters that stay.
   end_whole();
 
-  std::vector<char> mine;
-  for (const size_t i : trainable_) mine.push_back(reached_[i]);
+  const auto mine = told();
   flags_.write(mine);
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_->find_changed());
   flags_.clear_prior();
   if (buffers_->is_start_changed()) flags_.write_prior();
   if (objection_.is_raised()) flags_.write_objection();
   plan_.all.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")).wait();
-  refuse_objected();
+  const auto any = flags_.set();
+  refuse_objected(object_to_differences(mine, any));
   finish_buffers();
   wait_for_host();
-  const auto any = flags_.set();
   std::vector<char> reached(model().parameters.size());
   for (size_t i = 0; i < trainable_.size(); ++i) reached[trainable_[i]] = any[i];
   settle(reached);
   if (!ordered_) agree_on_order();
 }
 
+std::vector<char> Fsdp::State::told() const {
+  const size_t count = trainable_.size();
+  std::vector<char> mine(count_flags());
+  for (size_t i = 0; i < count; ++i) {
+    const size_t parameter = trainable_[i];
+    const at::Tensor& leaf = places_[parameter].flat->leaf(places_[parameter].member);
+    mine[kReached * count + i] = reached_[parameter];
+    mine[kFrozen * count + i] =
+        !reached_[parameter] && !model().parameters[parameter].tensor.requires_grad();
+    // An optimizer need not have been given a part without elements.
+    mine[kHasPrior * count + i] = leaf.grad().defined() && leaf.numel() > 0;
+    mine[kHasNoPrior * count + i] = !leaf.grad().defined();
+  }
+  return mine;
+}
+
+// Whether some rank objects to how the ranks' parameters differ, which all ranks see.
+bool Fsdp::State::object_to_differences(const std::vector<char>& mine,
+                                        const std::vector<char>& any) {
+  const size_t count = trainable_.size();
+  bool differs = false;
+  for (size_t i = 0; i < count; ++i) {
+    if (!any[kReached * count + i]) continue;
+    const std::string& name = model().parameters[trainable_[i]].name;
+    if (any[kFrozen * count + i]) {
+      differs = true;
+      if (mine[kFrozen * count + i]) object(frozen_on_one_rank(name));
+    }
+    if (any[kHasPrior * count + i] && any[kHasNoPrior * count + i]) {
+      differs = true;
+      if (mine[kHasNoPrior * count + i]) {
+        object(
+            fmt::format("the gradient of parameter '{}' was cleared on this rank and not on "
+                        "another: clear gradients on all ranks or on none",
+                        name));
+      }
+    }
+  }
+  return differs;
+}
+
 // On a device the flags cannot be read without waiting for it, which the pass does in any case: it
 // has to know which parameters some rank has reached.
-void Fsdp::State::refuse_objected() {
-  const bool objected = flags_.elements()[-1].item<float>() > 0;
-  if (!objected) return;
+void Fsdp::State::refuse_objected(bool differs) {
+  if (!differs && flags_.elements()[-1].item<float>() <= 0) return;
   flags_.clear_objection();
   if (lane_plan_) buffers_->abandon_lanes();
   std::ranges::fill(reached_, false);
@@ -292,7 +356,7 @@ void Fsdp::State::settle(const std::vector<char>& reached) {
     }
   }
   for (const size_t i : trainable_) {
-    if (reached[i]) model().parameters[i].tensor.mutable_grad() = guards_[i];
+    if (reached[i]) guard(i);
   }
   std::ranges::fill(reached_, false);
 }

@@ -38,6 +38,7 @@ at::Tensor Fsdp::clip_grad_norm_(double max_norm, double norm_type) {
         max_norm, norm_type));
   }
   const at::NoGradGuard no_grad;
+  state_->drop_cleared();
   int64_t count = 0;
   const auto each = [&](const auto& look) {
     count = 0;

@@ -278,6 +278,7 @@ void Fsdp::State::make_units(const std::vector<PlannedUnit>& planned) {
   places_.resize(all.size());
   reached_.resize(all.size());
   arrived_.resize(all.size());
+  guarded_.resize(all.size());
   caller_ = plan_.all.next_caller();
   std::vector<at::Tensor> buffers;
   for (const auto& item : model().buffers) buffers.push_back(item.tensor);
@@ -345,7 +346,7 @@ void Fsdp::State::attach() {
                     "clipping and the like fsdp.parameters() in the place of the module's",
                     all[i].name));
   }
-  flag_counts_ = {.parameters = trainable_.size(),
+  flag_counts_ = {.parameters = count_flags(),
                   .ranks = 0,
                   .buffers = plan_.options.buffers == Buffers::None ? 0 : buffers_->size()};
   flags_ = UsageFlags(plan_.all.empty({static_cast<int64_t>(flag_counts_.all())},

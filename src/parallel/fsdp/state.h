@@ -60,6 +60,8 @@ class Fsdp::State : public GradientListener,
   const Place& place(size_t parameter) const { return places_[parameter]; }
 
   void zero_grad();
+  // Forgets gradients that were cleared through the module.
+  void drop_cleared();
   std::shared_ptr<int> holds() const { return holds_; }
   void unshard();
   void reshard();
@@ -111,6 +113,7 @@ class Fsdp::State : public GradientListener,
   void after_backward(Unit& unit);
   void end_backward();
   void abandon_backward();
+  void guard(size_t parameter);
   void begin_pass();
   void complete(Unit& unit);
   void launch_ready();
@@ -120,7 +123,10 @@ class Fsdp::State : public GradientListener,
   void lend_memory(UnitFlat& flat);
   void finish_pass();
   void finish_buffers();
-  void refuse_objected();
+  size_t count_flags() const;
+  std::vector<char> told() const;
+  bool object_to_differences(const std::vector<char>& mine, const std::vector<char>& any);
+  void refuse_objected(bool differs);
   void object(std::string text) { objection_.add(std::move(text)); }
   void settle(const std::vector<char>& reached);
   void agree_on_order();
@@ -142,6 +148,7 @@ class Fsdp::State : public GradientListener,
   std::vector<Place> places_;       // by parameter
   std::vector<size_t> trainable_;   // parameters
   std::vector<at::Tensor> guards_;  // by parameter: its gradient, which throws
+  std::vector<char> guarded_;       // by parameter: whether it was given that
   std::vector<ParameterMemory> guard_memory_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<CallAttachment> attachments_;

@@ -390,6 +390,11 @@ at::Tensor UnitFlat::drop_gradients() {
   return std::exchange(gradients_, {});
 }
 
+void UnitFlat::drop_gradient(size_t member) {
+  have_[member] = false;
+  leaves_[member].mutable_grad() = at::Tensor();
+}
+
 void UnitFlat::settle(const std::vector<char>& reached) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < members_.size(); ++i) {

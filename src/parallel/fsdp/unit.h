@@ -142,6 +142,8 @@ class UnitFlat {
   void settle(const std::vector<char>& reached);
   // Discards what was accumulated; returns its memory.
   at::Tensor drop_gradients();
+  // Discards that of one member, and its leaf's gradient.
+  void drop_gradient(size_t member);
   void zero_grad();
 
  private:

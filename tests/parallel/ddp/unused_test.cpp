@@ -1,6 +1,7 @@
 // Parameters that a backward does not reach.
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -105,6 +106,55 @@ TEST(Unused, B23_ErrorAcceptsAModelWithoutAny) {
     expect_averages(world, make_mlp, [](Mlp& m, int r) { return head_loss(m, r, true); },
                     {.unused = Unused::Error});
   });
+}
+
+// The rank that has frozen it gets the others' average, which lacks its part.
+TEST(Unused, FrozenOnOneRankOnlyIsRefusedOnAllRanksInTheNextBackward) {
+  for (const auto unused : {Unused::Zero, Unused::Error}) {
+    for (const int64_t lanes : {0, 2}) {
+      spawn(2, [&](World& world) {
+        Mlp net;
+        Ddp ddp(net, world.group(), {.unused = unused, .lanes = lanes});
+        const auto backward = [&] {
+          ddp.zero_grad();
+          if (lanes == 0) return square_loss(net, world.rank()).backward();
+          for (const auto lane : ddp.lanes(parallel::StepKey{})) {
+            square_loss(net, static_cast<int>(lane.index)).backward();
+          }
+        };
+        backward();
+        if (world.rank() == 1) net.second->bias.set_requires_grad(false);
+        backward();
+        net.second->bias.set_requires_grad(true);
+        EXPECT_THAT(message_of<ConfigError>(backward),
+                    AllOf(HasSubstr("[ddp] rank 1: parameter 'second.bias' is frozen on this rank"),
+                          HasSubstr("freeze it on all ranks")));
+        backward();
+        expect_equal(gradients(net), average_gradients(2, make_mlp, square_loss_of_mlp));
+      });
+    }
+  }
+}
+
+// Also between a forward and its backward, and for every second step only, as in a GAN.
+TEST(Unused, FrozenOnAllRanksIsNotRefused) {
+  for (const auto unused : {Unused::Zero, Unused::Error}) {
+    spawn(2, [&](World& world) {
+      Mlp net;
+      Ddp ddp(net, world.group(), {.unused = unused});
+      for (int step = 0; step < 4; ++step) {
+        ddp.zero_grad();
+        net.second->weight.set_requires_grad(step % 2 == 0);
+        square_loss(net, world.rank()).backward();
+        EXPECT_EQ(net.second->weight.grad().defined(), step % 2 == 0);
+      }
+      net.second->weight.set_requires_grad(true);
+      const at::Tensor loss = square_loss(net, world.rank());
+      net.second->weight.set_requires_grad(false);
+      loss.backward();
+      square_loss(net, world.rank()).backward();
+    });
+  }
 }
 
 }  // namespace

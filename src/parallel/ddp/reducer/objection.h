@@ -12,6 +12,14 @@
 
 namespace lockstep::parallel {
 
+// An average over the ranks would be a part of the gradient.
+inline std::string frozen_on_one_rank(std::string_view name) {
+  return fmt::format(
+      "parameter '{}' is frozen on this rank, and another rank computed a gradient of it: freeze "
+      "it on all ranks",
+      name);
+}
+
 // An exception in the middle of a pass would keep the rank from its collectives, for which the
 // others wait. So it is recorded, the flags of the pass tell the others, and then all throw.
 class Objection {

@@ -279,6 +279,7 @@ void Reducer::finish_pass() {
   finish_buffers();
   if (!sparse_.empty()) lanes_ ? average_sparse_lanes() : average_sparse();
   if (options_.unused == Unused::Error) refuse_unreached();
+  object_to_frozen();
   if (lanes_) settle_lanes();
   settle_unreached();
   if (!rebuilt_ && !quiet_) rebuild();

@@ -153,6 +153,7 @@ class Reducer : public GradientListener,
   void abandon_lanes();
   void settle_unreached();
   void refuse_unreached() const;
+  void object_to_frozen();
   void rebuild();
 
   Group group_;

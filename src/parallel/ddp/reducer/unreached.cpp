@@ -63,6 +63,21 @@ void Reducer::settle_unreached() {
   if (options_.hook) options_.hook->end_pass(unused);
 }
 
+// No rank waits in this pass to be told, so that all throw in the next.
+void Reducer::object_to_frozen() {
+  if (schedule_.all_complete() && !lanes_) return;
+  const auto here = reached();
+  std::vector<size_t> frozen;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!here[i] && !parameters_[i].tensor.requires_grad()) frozen.push_back(i);
+  }
+  if (frozen.empty()) return;
+  const auto used = flags_.set();
+  for (const size_t i : frozen) {
+    if (used[i]) object(frozen_on_one_rank(parameters_[i].name));
+  }
+}
+
 void Reducer::refuse_unreached() const {
   if (!flags_.any_lacking()) return;
   const auto of_all = flags_.lacking(), here = lacking();
