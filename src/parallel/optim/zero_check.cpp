@@ -91,7 +91,7 @@ std::optional<OtherEntry> first_other(const std::vector<std::string>& texts) {
     if (texts[rank] == texts[0]) continue;
     const auto other = entries_of(texts[rank]);
     const auto at = [](const auto& lines, size_t i) {
-      return i < lines.size() ? lines[i] : std::string("not there");
+      return i < lines.size() ? lines[i] : std::string("none there");
     };
     size_t i = 0;
     while (at(first, i) == at(other, i)) ++i;

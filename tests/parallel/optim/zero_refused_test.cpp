@@ -45,7 +45,7 @@ TEST(ZeroRanksDiffer, ParametersInAnotherOrderOrOneLess) {
     all = net->parameters();
     if (world.rank() == 1) all.pop_back();
     EXPECT_THAT(refused(world, all),
-                AllOf(HasSubstr("at parameter 3:"), HasSubstr("rank 1 has not there")));
+                AllOf(HasSubstr("at parameter 3:"), HasSubstr("rank 1 has none there")));
     // Equal values are told apart by the Ddp that they belong to.
     const Ddp ddp(net, world.group());
     all = net->parameters();
