@@ -135,6 +135,22 @@ Values option_values(const Optimizer& optimizer) {
   return values;
 }
 
+std::vector<double> option_numbers(const Optimizer& optimizer) {
+  std::vector<double> numbers;
+  for (const auto& group : optimizer.param_groups()) {
+    // Nothing is changed by way of these references.
+    auto& options = const_cast<torch::optim::OptimizerOptions&>(group.options());
+    for (const auto& [name, value] : options_of(options)) {
+      if (const auto* real = std::get_if<double*>(&value)) numbers.push_back(**real);
+      if (const auto* flag = std::get_if<bool*>(&value)) numbers.push_back(**flag ? 1 : 0);
+      if (const auto* betas = std::get_if<Betas*>(&value)) {
+        numbers.insert(numbers.end(), {std::get<0>(**betas), std::get<1>(**betas)});
+      }
+    }
+  }
+  return numbers;
+}
+
 void set_options(Optimizer& optimizer, const Values& values) {
   size_t number = 0;
   for (auto& group : optimizer.param_groups()) {

@@ -37,6 +37,8 @@ std::string name_in(const Saved& saved, const std::vector<std::string>& names,
 
 // Options of all groups: "group/0/lr".
 Values option_values(const torch::optim::Optimizer& optimizer);
+// The same values without their names, in one order.
+std::vector<double> option_numbers(const torch::optim::Optimizer& optimizer);
 void set_options(torch::optim::Optimizer& optimizer, const Values& values);
 
 }  // namespace lockstep::checkpoint

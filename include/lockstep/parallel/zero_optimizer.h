@@ -31,8 +31,8 @@ struct ZeroOptions {
 //
 // It is an Optimizer of the whole parameters and their gradients: GradScaler, clip_grad_norm_ and
 // schedulers, libtorch's too, take it as any other. Learning rates and other options are set in its
-// param_groups(), in the same way on every rank; state() is empty, since the state is the parts'
-// (save()).
+// param_groups(), in the same way on every rank: what differs is found when the update is sent (of
+// libtorch's classes of options). state() is empty, since the state is the parts' (save()).
 //
 // Bits are those of the same optimizer over whole parameters, if it treats every element by itself
 // (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
@@ -49,12 +49,14 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   using Make = std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>)>;
 
   // Every rank constructs it with the same parameters, in the same order, and the same values.
-  // Throws ConfigError for a parameter that is in two groups; and on all ranks for one that is not
-  // dense, is on another device than the group's, has overlapping or gapped memory, or has memory
-  // in common with another. Parameters are tied by one tensor that is registered under several
-  // names: two tensors in the same memory, as set_data() makes them, would be taken apart; parts of
-  // one buffer that lie side by side do not count as such. References to the parameters stay valid,
-  // data pointers do not: construct it before anything that keeps data pointers.
+  // Throws ConfigError for a parameter that is in two groups; and on all ranks for the first
+  // parameter that is another one there (by group, shape, dtype and strides, and by its place in
+  // its Ddp or, without one, values in another order), for options that differ, and for one that is
+  // not dense, is on another device than the group's, has overlapping or gapped memory, or has
+  // memory in common with another. Parameters are tied by one tensor that is registered under
+  // several names: two tensors in the same memory, as set_data() makes them, would be taken apart;
+  // parts of one buffer that lie side by side do not count as such. References to the parameters
+  // stay valid, data pointers do not: construct it before anything that keeps data pointers.
   ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make,
                 const ZeroOptions& options = {});
   ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make,
@@ -69,8 +71,10 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // of all ranks: with share_parameters the ranks have one copy of the parameters, and a rank that
   // still reads them would see the others' updates. A parameter without a gradient is left as it
   // is; all ranks must agree on which those are. A closure is run once, before; its loss is
-  // returned. Throws CommError, and ConfigError for a sparse gradient, and for parameters added to
-  // the groups since construction, before anything changed.
+  // returned. Throws CommError, also when the ranks' options differ. Throws ConfigError, before
+  // anything changed, for a sparse gradient, for parameters added to the groups since construction,
+  // and on all ranks when gradients differ of parameters that belong to no Ddp, while others do:
+  // those that DdpOptions::ignore names, unless the program averages them.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Elements whose state this rank holds.

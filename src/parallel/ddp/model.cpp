@@ -12,7 +12,6 @@
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
-#include "lockstep/parallel/deferred_init.h"
 #include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/step/rank_stream.h"
@@ -90,17 +89,10 @@ std::string complaint(const Model& model, at::Device device) {
 
 constexpr size_t kPrintWidth = 16;
 
-// Tells whether ranks were seeded differently, by the first elements of each parameter: that costs
-// a microsecond a parameter, however large.
-std::string first_values(const Model& model) {
-  constexpr int64_t kElements = 64;
+// Tells whether ranks were seeded differently.
+std::string values_print(const Model& model) {
   uint64_t print = 0;
-  for (const auto& item : model.parameters) {
-    const at::Tensor& tensor = item.tensor;
-    if (!tensor.is_non_overlapping_and_dense() || is_deferred(tensor)) continue;
-    const int64_t count = std::min(kElements, tensor.numel());
-    print = print * 31 + fingerprint(tensor.detach().as_strided({count}, {1}));
-  }
+  for (const auto& item : model.parameters) print = print * 31 + first_values(item.tensor);
   return fmt::format("{:0{}x}", print, kPrintWidth);
 }
 
@@ -245,7 +237,7 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
             std::string_view who, const std::string& options) {
   if (!model.unknown.empty()) mine = model.unknown;
   if (mine.empty()) mine = complaint(model, device);
-  mine = mine.empty() ? fmt::format("{}{}\n{}", first_values(model), options,
+  mine = mine.empty() ? fmt::format("{}{}\n{}", values_print(model), options,
                                     fmt::join(describe(model), "\n"))
                       : kComplaint + mine;
   const std::string type = who == "fsdp" ? "Fsdp" : "Ddp";

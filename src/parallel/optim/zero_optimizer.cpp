@@ -10,70 +10,21 @@
 #include <iterator>
 #include <map>
 
-#include "checkpoint/part_of.h"
+#include "checkpoint/optimizer_fields.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
-#include "parallel/ddp/model.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/hooks/state.h"
 #include "parallel/layout/common_memory.h"
 #include "parallel/layout/flat_memory.h"
-#include "parallel/layout/overlap.h"
 #include "parallel/optim/fused.h"
+#include "parallel/optim/zero_check.h"
 #include "parallel/optim/zero_parts.h"
 
 namespace lockstep::parallel {
 namespace {
-
-std::string describe(const std::vector<at::Tensor>& parameters, size_t index) {
-  return fmt::format("parameter {} of shape [{}]", index,
-                     fmt::join(parameters[index].sizes(), ", "));
-}
-
-// Sharded parameters move to memory of their own.
-std::string shared_memory(const std::vector<at::Tensor>& parameters) {
-  const auto pair = first_overlap(parameters, parameters.size());
-  if (!pair) return {};
-  return fmt::format(
-      "{} and {} are different tensors in the same memory, which division would take apart: to "
-      "tie them, register one tensor under both names",
-      describe(parameters, pair->first), describe(parameters, pair->second));
-}
-
-// Why this rank's parameters cannot be sharded; empty when they can.
-std::string unfit(const std::vector<at::Tensor>& parameters, const Group& group) {
-  if (parameters.empty()) return "no parameters to optimize";
-  const at::Device device = communicated_on(group, parameters.front());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor& parameter = parameters[i];
-    const auto refuse = [&](std::string_view why) {
-      return fmt::format("{} {}", describe(parameters, i), why);
-    };
-    if (checkpoint::part_of(parameter) != nullptr) {
-      return refuse(
-          "is an Fsdp's part of one, which is sharded already: give fsdp.parameters() to a plain "
-          "optimizer");
-    }
-    if (parameter.layout() != at::kStrided) return refuse("is not dense");
-    if (!parameter.is_non_overlapping_and_dense()) {
-      return refuse("has overlapping or gapped memory");
-    }
-    if (parameter.device() != device) {
-      return refuse(fmt::format("is on {}, but the group communicates on {}",
-                                parameter.device().str(), device.str()));
-    }
-  }
-  return shared_memory(parameters);
-}
-
-// Throws on all ranks what one has to complain about.
-void check(const std::vector<at::Tensor>& parameters, const Group& group) {
-  const auto all = group.all_gather_bytes(unfit(parameters, group), {.label = "zero: checking"});
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) throw ConfigError(fmt::format("[zero] rank {}: {}", rank, all[rank]));
-  }
-}
 
 // Of all groups, which then list each once, too.
 std::vector<at::Tensor> listed_once(std::vector<OptimizerParamGroup>& groups) {
@@ -234,9 +185,21 @@ void ZeroOptimizer::Parts::point_to_gradients() {
   }
 }
 
+// Each rank has updated its part by its own options: that they differ shows nowhere else.
 void ZeroOptimizer::Parts::spread() {
+  const std::vector<double> numbers = checkpoint::option_numbers(*optimizer);
+  const uint64_t print = fingerprint(std::string_view(reinterpret_cast<const char*>(numbers.data()),
+                                                      numbers.size() * sizeof(double)));
+  const std::string label = numbers.empty()
+                                ? "zero: updated"
+                                : fmt::format("zero: updated, rate {:.6g}", numbers.front());
+  const comm::CallOptions options{.label = label,
+                                  .context = {.name = "ZeroOptimizer",
+                                              .number = caller,
+                                              .pass = static_cast<uint32_t>(print ^ (print >> 32))},
+                                  .advice = "or the ranks' learning rates or other options differ"};
   if (shared) {
-    group.barrier({.label = "zero: updated"}).wait();
+    group.barrier(options).wait();
     return;
   }
   for (const auto& flat : flats) {
@@ -246,7 +209,7 @@ void ZeroOptimizer::Parts::spread() {
           flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
       parts.push_back(as_reals(part));
     }
-    group.all_gather(parts, parts[group.rank()], {.label = "zero: updated"}).wait();
+    group.all_gather(parts, parts[group.rank()], options).wait();
   }
 }
 
@@ -277,8 +240,9 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
   parts_->group = group;
   parts_->parameters = listed_once(groups);
   const auto& all = parts_->parameters;
-  check(all, group);
+  check_same_parameters(groups, all, group);
   if (group.size() > 1) {
+    parts_->caller = group.next_caller();
     refuse_local_gradients(all, "zero");
     parts_->lay_out(options.share_parameters);
     parts_->places.resize(all.size());
@@ -298,6 +262,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
     param_groups_.emplace_back(groups[i].params(),
                                parts_->optimizer->param_groups()[i].options().clone());
   }
+  check_same_options(*parts_->optimizer, *this, group);
 }
 
 ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group,
@@ -348,9 +313,10 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
   refuse_local_gradients(parts.parameters, "zero");
   parts.check_same_type();
   parts.check_gradients();
+  check_same_gradients(parts.parameters, parts.group);
   parts.point_to_gradients();
   if (parts.any_elsewhere()) {
-    if (const auto text = shared_memory(parts.parameters); !text.empty()) {
+    if (const auto text = tied_by_memory(parts.parameters); !text.empty()) {
       throw ConfigError("[zero] " + text);
     }
     parts.copy_in();

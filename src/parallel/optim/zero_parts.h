@@ -35,6 +35,7 @@ struct ZeroOptimizer::Parts {
   std::vector<Portion> portions;
   std::unique_ptr<Optimizer> optimizer;
   bool shared = false;
+  uint32_t caller = 0;  // which ZeroOptimizer of the group this is
 
   void lay_out(bool share);
   void own_portions(const Flat& flat);

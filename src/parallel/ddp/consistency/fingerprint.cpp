@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
+
+#include "lockstep/parallel/deferred_init.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -59,6 +62,13 @@ uint64_t fingerprint(const at::Tensor& tensor) {
   if (plain.nbytes() == 0) return sum;
   return mixed(sum ^ fingerprint(std::string_view(static_cast<const char*>(plain.const_data_ptr()),
                                                   plain.nbytes())));
+}
+
+uint64_t first_values(const at::Tensor& tensor) {
+  constexpr int64_t kElements = 64;
+  if (!tensor.is_non_overlapping_and_dense() || is_deferred(tensor)) return 0;
+  const int64_t count = std::min(kElements, tensor.numel());
+  return fingerprint(tensor.detach().as_strided({count}, {1}));
 }
 
 uint64_t fingerprint(const std::vector<at::Tensor>& tensors) {

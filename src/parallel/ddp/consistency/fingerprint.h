@@ -13,6 +13,9 @@ namespace lockstep::parallel {
 uint64_t fingerprint(std::string_view bytes);
 // Of the elements in the order of their indices, with dtype and sizes. One on a device is copied.
 uint64_t fingerprint(const at::Tensor& tensor);
+// Of the first elements in memory: a microsecond, however large the tensor is. Tells what was made
+// from other random numbers. 0 of one that is deferred or has overlapping or gapped memory.
+uint64_t first_values(const at::Tensor& tensor);
 // Of all of them, in order.
 uint64_t fingerprint(const std::vector<at::Tensor>& tensors);
 

@@ -1,5 +1,6 @@
 #include "parallel/ddp/reducer/accumulator.h"
 
+#include <fmt/format.h>
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -140,14 +141,25 @@ Accumulator::~Accumulator() {
   (*hooks_of(parameter_))[tensor_hook_] = nullptr;
 }
 
-GradientListener* Accumulator::listener_of(const at::Tensor& parameter) {
+const Accumulator::Link* Accumulator::link_of(const at::Tensor& parameter) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
   if (meta == nullptr || !meta->cpp_hooks_list_) return nullptr;
   for (const auto& hook : *meta->cpp_hooks_list_) {
     const auto* ours = hook.target<Link::TensorHook>();
-    if (ours != nullptr && ours->link->listener != nullptr) return ours->link->listener;
+    if (ours != nullptr && ours->link->listener != nullptr) return ours->link.get();
   }
   return nullptr;
+}
+
+GradientListener* Accumulator::listener_of(const at::Tensor& parameter) {
+  const Link* link = link_of(parameter);
+  return link != nullptr ? link->listener : nullptr;
+}
+
+std::string Accumulator::place_of(const at::Tensor& parameter) {
+  const Link* link = link_of(parameter);
+  if (link == nullptr) return {};
+  return fmt::format("parameter {} of Ddp {}", link->index, link->listener->caller());
 }
 
 }  // namespace lockstep::parallel

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "lockstep/parallel/comm_hook.h"
 
@@ -22,6 +24,8 @@ class GradientListener {
   virtual void arrived(size_t parameter) = 0;
   // What the gradients go through, if anything.
   virtual std::shared_ptr<CommHook> hook() const { return nullptr; }
+  // Which of its group's it is, the same on all ranks.
+  virtual uint32_t caller() const { return 0; }
 };
 
 // The hook that the parameter's gradients go through, if it is attached to a Ddp that has one.
@@ -42,9 +46,13 @@ class Accumulator {
 
   // The listener of the Accumulator that is attached to the parameter, if there is one.
   static GradientListener* listener_of(const at::Tensor& parameter);
+  // "parameter 3 of Ddp 1", the same on all ranks that attached in one way; empty when there is
+  // none.
+  static std::string place_of(const at::Tensor& parameter);
 
  private:
   struct Link;
+  static const Link* link_of(const at::Tensor& parameter);
 
   at::Tensor parameter_;
   std::shared_ptr<Link> link_;

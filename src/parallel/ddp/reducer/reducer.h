@@ -49,7 +49,7 @@ class Reducer : public GradientListener,
   std::shared_ptr<CommHook> hook() const override { return options_.hook; }
 
   // For PassQueue, which puts the passes of several Ddps in an order.
-  uint32_t caller() const { return caller_; }
+  uint32_t caller() const override { return caller_; }
   bool is_joined() const { return join_.is_joined(); }
   bool has_passed() const { return clock_.count() > 0; }
   void launch_due() {

@@ -1,0 +1,121 @@
+// Parameters, options and gradients that differ between the ranks of a ZeroOptimizer.
+#include <gmock/gmock.h>
+
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fused_sgd.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::optim::SGDOptions;
+using Tensors = std::vector<at::Tensor>;
+
+std::string refused(World& world, const Tensors& parameters, double rate = 0.1) {
+  return message_of<ConfigError>(
+      [&] { ZeroOptimizer(parameters, world.group(), zero<torch::optim::SGD>(SGDOptions(rate))); });
+}
+
+// Two layers of one shape, whose biases are both zeros.
+torch::nn::Sequential two_layers() {
+  torch::manual_seed(0);
+  torch::nn::Sequential net(torch::nn::Linear(6, 6), torch::nn::Linear(6, 6));
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) {
+    if (parameter.dim() == 1) parameter.zero_();
+  }
+  return net;
+}
+
+TEST(ZeroRanksDiffer, ParametersInAnotherOrderOrOneLess) {
+  spawn(2, [](World& world) {
+    auto net = two_layers();
+    Tensors all = net->parameters();
+    // By their values, without a Ddp.
+    if (world.rank() == 1) std::swap(all[0], all[2]);
+    EXPECT_THAT(refused(world, all),
+                AllOf(HasSubstr("[zero] the ranks' parameters differ. First difference, at "
+                                "parameter 0:\n  rank 0 has float32 [6, 6] in group 0"),
+                      HasSubstr("the same parameters in the same order")));
+    all = net->parameters();
+    if (world.rank() == 1) all.pop_back();
+    EXPECT_THAT(refused(world, all),
+                AllOf(HasSubstr("at parameter 3:"), HasSubstr("rank 1 has none there")));
+    // Equal values are told apart by the Ddp that they belong to.
+    const Ddp ddp(net, world.group());
+    all = net->parameters();
+    if (world.rank() == 1) std::swap(all[1], all[3]);
+    EXPECT_THAT(refused(world, all),
+                AllOf(HasSubstr("parameter 1 of Ddp 1"), HasSubstr("parameter 3 of Ddp 1")));
+    EXPECT_EQ(refused(world, net->parameters()), "nothing");
+  });
+}
+
+TEST(ZeroRanksDiffer, StridesGroupsAndOptions) {
+  spawn(2, [](World& world) {
+    const bool other = world.rank() == 1;
+    at::Tensor matrix = torch::ones({3, 4});
+    if (other) matrix = torch::ones({4, 3}).t();
+    EXPECT_THAT(refused(world, {matrix}), HasSubstr("rank 1 has float32 [3, 4] in group 0 with "
+                                                    "strides [1, 3]"));
+    EXPECT_THAT(refused(world, {torch::ones({3})}, other ? 0.2 : 0.1),
+                HasSubstr("[zero] the ranks' optimizers differ: rank 0 has group/0/lr = 0.1, rank "
+                          "1 has group/0/lr = 0.2"));
+  });
+}
+
+TEST(ZeroRanksDiffer, RatesThatChangedOnOneRank) {
+  for (const bool share : {false, true}) {
+    spawn(2, [&](World& world) {
+      auto net = two_layers();
+      Ddp ddp(net, world.group());
+      ZeroOptimizer sgd(net->parameters(), world.group(), zero<FusedSGD>(SGDOptions(0.1)),
+                        {.share_parameters = share});
+      const auto step = [&](double rate) {
+        sgd.param_groups()[0].options().set_lr(rate);
+        ddp.zero_grad();
+        net->forward(at::ones({2, 6})).sum().backward();
+        sgd.step();
+      };
+      step(0.1);
+      step(0.05);
+      EXPECT_THAT(message_of<CommError>([&] { step(world.rank() == 1 ? 0.2 : 0.1); }),
+                  AllOf(HasSubstr("zero: updated, rate 0.1, ZeroOptimizer 2"),
+                        HasSubstr("the ranks' learning rates or other options differ")));
+    });
+  }
+}
+
+TEST(ZeroRanksDiffer, GradientsThatNoDdpAverages) {
+  spawn(2, [](World& world) {
+    auto net = two_layers();
+    const at::Tensor scale = torch::ones({6}).requires_grad_();
+    Ddp ddp(net, world.group());
+    Tensors all = net->parameters();
+    all.push_back(scale);
+    ZeroOptimizer sgd(all, world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)));
+    const auto backward = [&] {
+      sgd.zero_grad();
+      (net->forward(at::full({2, 6}, world.rank() + 1.0)) * scale).square().mean().backward();
+    };
+    backward();
+    const at::Tensor before = net->parameters()[0].detach().clone();
+    EXPECT_THAT(message_of<ConfigError>([&] { sgd.step(); }),
+                AllOf(HasSubstr("[zero] parameter 4 of shape [6] belongs to no Ddp"),
+                      HasSubstr("give it an optimizer of its own")));
+    EXPECT_TRUE(at::equal(net->parameters()[0], before));
+    // The program may average them itself.
+    backward();
+    world.group().all_reduce(scale.mutable_grad(), ReduceOp::Average).wait();
+    sgd.step();
+    EXPECT_FALSE(at::equal(net->parameters()[0], before));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
