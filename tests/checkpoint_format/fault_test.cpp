@@ -267,7 +267,7 @@ TEST(Faults, AFileBeyondTheLimitOfItsSizeIsAnErrorAndNoSignal) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small{100, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  const std::string error = message_of<checkpoint::CheckpointError>([&] { save(directory, 2, 2); });
+  const std::string error = message_of<CheckpointError>([&] { save(directory, 2, 2); });
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_THAT(error, testing::HasSubstr("cannot be written: File too large"));
   sigset_t pending;
