@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <set>
 
@@ -253,6 +255,25 @@ TEST(Faults, AnExportThatIsKilledIsNotMixedWithTheEarlierOne) {
       if (testing::Test::HasFailure()) return;
     }
   }
+}
+
+// Of a program that does not ignore the signal (no program of this library's).
+TEST(Faults, AFileBeyondTheLimitOfItsSizeIsAnErrorAndNoSignal) {
+  const Folder folder;
+  save_first(folder / "ck");
+  Directory directory(folder / "ck");
+  std::signal(SIGXFSZ, SIG_DFL);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{100, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string error = message_of<CheckpointError>([&] { save(directory, 2, 2); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(error, testing::HasSubstr("cannot be written: File too large"));
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGXFSZ), 0);
+  EXPECT_EQ(checkpoint::list_checkpoints(folder / "ck").checkpoints.size(), 1U);
 }
 
 }  // namespace

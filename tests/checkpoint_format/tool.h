@@ -16,10 +16,9 @@ struct Outcome {
   std::string said;  // stdout and stderr
 };
 
-// `lockstep ARGS`, in a shell's words.
-inline Outcome lockstep_tool(const std::string& args) {
-  const std::string command = fmt::format("{}/bin/lockstep {} 2>&1", LOCKSTEP_BINARY_DIR, args);
-  FILE* pipe = popen(command.c_str(), "r");
+// A command, in a shell's words.
+inline Outcome shell(const std::string& command) {
+  FILE* pipe = popen(("exec 2>&1; " + command).c_str(), "r");
   EXPECT_NE(pipe, nullptr);
   Outcome outcome;
   std::array<char, 4096> piece{};
@@ -29,6 +28,11 @@ inline Outcome lockstep_tool(const std::string& args) {
   const int status = pclose(pipe);
   outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return outcome;
+}
+
+// `lockstep ARGS`, in a shell's words.
+inline Outcome lockstep_tool(const std::string& args) {
+  return shell(fmt::format("{}/bin/lockstep {} 2>&1", LOCKSTEP_BINARY_DIR, args));
 }
 
 }  // namespace lockstep::test

@@ -110,7 +110,7 @@ TEST_F(Tool, VerifyNamesEachDamagedFileAndTensor) {
   flip_last_bit(one_ + "/shard-1-of-2.safetensors");
   std::filesystem::remove(two_ + "/shard-0-of-2.safetensors");
   const std::string said = run(1, "verify " + runs_);
-  EXPECT_THAT(said, AllOf(HasSubstr(one_ + ": DAMAGED, 1 findings"),
+  EXPECT_THAT(said, AllOf(HasSubstr(one_ + ": DAMAGED, 1 finding\n"),
                           HasSubstr("shard-1-of-2.safetensors: tensor 'weight' is damaged"),
                           HasSubstr("shard-0-of-2.safetensors: cannot be opened: No such file")));
   EXPECT_THAT(run(1, "verify " + one_), HasSubstr("tensor 'weight' is damaged"));
@@ -122,8 +122,11 @@ TEST_F(Tool, VerifyLooksAtLatest) {
     std::string flipped = whole;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
     write(latest, flipped);
-    EXPECT_THAT(run(1, "verify " + runs_), HasSubstr(latest + ": DAMAGED, 1 findings")) << bit;
+    EXPECT_THAT(run(1, "verify " + runs_), HasSubstr(latest + ": DAMAGED, 1 finding\n")) << bit;
   }
+  write(latest, "step-\xff\xfe 1");
+  EXPECT_THAT(run(1, "verify " + runs_),
+              AllOf(HasSubstr("step-\\xff\\xfe"), Not(HasSubstr("\xff"))));
   write(latest, "");
   EXPECT_THAT(run(1, "verify " + runs_), HasSubstr("latest: is damaged"));
   std::filesystem::remove(latest);
@@ -335,6 +338,24 @@ TEST_F(Tool, FoldersWhoseIndexIsWrongAreRefused) {
               HasSubstr("is not the name of a file beside it"));
   EXPECT_THAT(told("{\"a\": 3}"), HasSubstr("is not the name of a file beside it"));
   EXPECT_THAT(told("[]"), HasSubstr("has no weight_map"));
+}
+
+// As long texts, and with what would move the lines of a terminal, they are one short line each.
+TEST_F(Tool, DiffAndInspectShowLongValuesCutAndEscaped) {
+  checkpoint::Directory directory(out("values"));
+  std::vector<std::string> saved;
+  for (int64_t step = 1; step <= 2; ++step) {
+    directory.begin(step);
+    checkpoint::Manifest manifest{.step = step, .world = 1};
+    manifest.values["note"] = fmt::format("{}\tb\n\u00e9", step) + std::string(5600, 'x');
+    saved.push_back(directory.publish(manifest));
+  }
+  const std::string said = run(1, "diff " + saved[0] + " " + saved[1]);
+  EXPECT_THAT(said, AllOf(HasSubstr("value note: 1\\x09b\\x0a\u00e9xxx"),
+                          HasSubstr("xxx... (5606 bytes) and 2\\x09b")));
+  EXPECT_LT(said.size(), 600U);
+  EXPECT_THAT(run(0, "inspect " + saved[0]),
+              AllOf(HasSubstr("  note  1\\x09b\\x0a"), HasSubstr("x... (5606 bytes)\n")));
 }
 
 TEST_F(Tool, DiffSaysWhichTensorsAndByHowMuch) {

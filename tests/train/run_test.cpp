@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/network/address.h"
 #include "lockstep/core/preemption.h"
 #include "lockstep/train/metrics.h"
 #include "support/folder.h"
@@ -123,6 +124,21 @@ TEST(Run, AFolderThatCannotBeMadeIsNamed) {
     EXPECT_THAT(message_of<Error>([&] { train::run(small_run(folder / "file/run")); }),
                 HasSubstr("/file/run cannot be made: Not a directory"));
   });
+}
+
+TEST(Run, AnAddressThatIsTakenLeavesTheEarlierResult) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.checkpoint.save_strategy = "no";
+  printed(1, config);
+  const std::string before = contents(folder / "run/result.json");
+  const auto taken = listen_at(Address::loopback(0), 0);
+  config.logging.prometheus_address =
+      "127.0.0.1:" + std::to_string(local_address(taken.value().get()).port());
+  spawn_bare(2, [&](int) {
+    EXPECT_THAT(message_of<Error>([&] { train::run(config); }), HasSubstr("already in use"));
+  });
+  EXPECT_EQ(contents(folder / "run/result.json"), before);
 }
 
 TEST(Run, ResumesWhenItIsAskedTo) {

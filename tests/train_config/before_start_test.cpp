@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <stdlib.h>
 
+#include <filesystem>
+
 #include "lockstep/train/config_source.h"
+#include "support/folder.h"
 #include "train_config/read.h"
 
 namespace lockstep::train {
@@ -40,6 +43,21 @@ TEST(BeforeStart, LanesAreTheSameOnAnyNumberOfRanks) {
   EXPECT_EQ(not_started("parallel: {lanes: 2}\nlaunch: {nproc_per_node: 3}"), "nothing");
   unsetenv("RANK");
   unsetenv("WORLD_SIZE");
+}
+
+TEST(BeforeStart, AFolderOfCheckpointsIsNoneOfThem) {
+  const test::Folder folder;
+  const std::string run = folder / "run", newest = run + "/checkpoints/step-00000126";
+  std::filesystem::create_directories(newest);
+  test::write(run + "/checkpoints/latest", "step-00000126 22d2828abecd889c\n");
+  for (const std::string& from : {run, run + "/checkpoints"}) {
+    EXPECT_THAT(not_started("output_dir: o\ncheckpoint: {resume: '" + from + "'}"),
+                HasSubstr("checkpoint.resume: " + run +
+                          "/checkpoints is a folder of checkpoints: "
+                          "name one, such as " +
+                          newest + ", or write latest"));
+  }
+  EXPECT_EQ(not_started("output_dir: o\ncheckpoint: {resume: '" + newest + "'}"), "nothing");
 }
 
 TEST(BeforeStart, WhatLooksAtEvaluationsNeedsDataForThem) {

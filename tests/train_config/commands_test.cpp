@@ -55,6 +55,24 @@ TEST_F(ConfigCommands, InitReplacesNothingUnlessTold) {
   EXPECT_EQ(lockstep_tool("config init /none/run.yaml").status, 1);
 }
 
+// Beyond the limit of a file's size, as on a full disk.
+TEST_F(ConfigCommands, AFileThatCannotBeReplacedStays) {
+  const std::string file = write("run.yaml", "mine");
+  const auto run = [&](const std::string& words) {
+    return test::shell("ulimit -f 0; " LOCKSTEP_BINARY_DIR "/bin/lockstep " + words);
+  };
+  const auto failed = run("config init --force " + file);
+  EXPECT_EQ(failed.status, 1);
+  EXPECT_THAT(failed.said, HasSubstr("[config] init: " + file + ": File too large"));
+  EXPECT_EQ(test::contents(file), "mine");
+  const std::string config = write("model.yaml", "{}\n");
+  const std::string trace = write("trace.json", "mine");
+  const auto simulated = run("simulate " + config + " --ranks 2 --trace " + trace);
+  EXPECT_EQ(simulated.status, 1);
+  EXPECT_THAT(simulated.said, HasSubstr("[simulate] cannot write " + trace + ": File too large"));
+  EXPECT_EQ(test::contents(trace), "mine");
+}
+
 TEST_F(ConfigCommands, ShowHasEachValueAndItsPlace) {
   const std::string file = write("run.yaml", "seed: 3\n");
   const auto shown = lockstep_tool("config show " + file + " --set training.epochs=4");

@@ -112,6 +112,9 @@ schedule: {kind: cosine, kind: step}
               HasSubstr("run.yaml:4:3: unknown key 'epoch' in training; the nearest is epochs"));
   EXPECT_THAT(text, HasSubstr("run.yaml:5:15: batch_size: 'many' is not a whole number; expected a "
                               "whole number, 1 or more"));
+  EXPECT_THAT(refusal("seed: 18446744073709551615"),
+              HasSubstr("'18446744073709551615' is not a whole number of 64 bits, up to "
+                        "9223372036854775807"));
   EXPECT_THAT(text, HasSubstr("run.yaml:6:9: seed: '-1' is not a whole number, 0 or more"));
   EXPECT_THAT(text, HasSubstr("run.yaml:8:9: kind: 'adma' is not one of sgd, adam, adamw; the "
                               "nearest is adam"));

@@ -249,6 +249,27 @@ echo "{\"metrics\": {\"mae\": $seed, \"r2\": $seed}}" > $out/result.json
   EXPECT_THAT(run(over + "--metric mae --mode max --out c").said, HasSubstr("best: run-001"));
 }
 
+// A run would be called by a value that it was not trained with.
+TEST_F(Ranks, OfASweepHaveOneValueOfAKey) {
+  trainer(kResult);
+  write("run.yaml", "epochs: 2\n");
+  const auto refused = [&](const std::string& axes, const std::string& why) {
+    const auto swept = run("sweep run.yaml " + axes);
+    EXPECT_EQ(swept.status, 2) << axes;
+    EXPECT_THAT(swept.said, HasSubstr(why));
+    EXPECT_FALSE(fs::exists(folder_ / "sweep"));
+  };
+  refused("--over seed=1,2 --over training.seed=3,4",
+          "[sweep] --over seed and --over training.seed: each says training.seed, and a run has "
+          "one: give all its values in one");
+  refused("--over 'training={seed: 1},{epochs: 2}' --over training.seed=5,6",
+          "--over training and --over training.seed: each says training.seed");
+  refused("--over output_dir=a,b", "--over output_dir: each run has a folder of its own");
+  refused("--over 'logging={output_dir: a}'", "each run has a folder of its own");
+  EXPECT_EQ(run("sweep run.yaml --over seed=1,2 --over epochs=1,2 --set training.seed=5").status,
+            0);
+}
+
 // One run would go on with another's checkpoints.
 TEST_F(Ranks, OfASweepShareNoFiles) {
   trainer(kResult);

@@ -213,6 +213,11 @@ TEST(RunScreen, OfManyRanksTheSlowestFitTheScreen) {
   EXPECT_LE(std::count(screen.begin(), screen.end(), '\n'), 20);
   EXPECT_THAT(screen, HasSubstr("\n150 "));
   EXPECT_THAT(screen, HasSubstr("(190 more ranks are faster)"));
+  RunHistory few;
+  few.add(RunStart{.ranks = 11}, 1);
+  wide.ranks.resize(11);
+  few.add(wide, 2);
+  EXPECT_THAT(run_screen(few, {.width = 80}, 20), HasSubstr("(1 more rank is faster)"));
 }
 
 }  // namespace

@@ -257,6 +257,19 @@ TEST_F(TheRunLog, ALogOfALaterVersionIsRefused) {
   }
 }
 
+TEST_F(TheRunLog, OneThatCannotBeOpenedIsNotCalledMissing) {
+  const std::string loop = folder_ / "loop";
+  std::filesystem::create_symlink(loop, loop);
+  try {
+    read_run(loop);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.what(), "[metrics] " + loop +
+                                " cannot be opened: Too many levels of symbolic "
+                                "links");
+  }
+}
+
 TEST_F(TheRunLog, AFolderWithoutALogIsAnErrorThatSaysWhatToName) {
   try {
     read_run(folder_.path());

@@ -10,17 +10,49 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
+namespace {
+
+// While it lives, a write of this thread beyond RLIMIT_FSIZE is an error (EFBIG), and no signal
+// that ends the process without a word.
+class WithoutSizeSignal {
+ public:
+  WithoutSizeSignal() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~WithoutSizeSignal() {
+    const int error = errno;
+    const timespec at_once{};
+    if (error == EFBIG && !was_pending_) sigtimedwait(&signal_, nullptr, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+  WithoutSizeSignal(const WithoutSizeSignal&) = delete;
+  WithoutSizeSignal& operator=(const WithoutSizeSignal&) = delete;
+
+ private:
+  sigset_t signal_, before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace
 
 int FileSystem::open(const std::string& path, int flags) {
   return ::open(path.c_str(), flags | O_CLOEXEC, 0644);
 }
 ssize_t FileSystem::write(int fd, const char* bytes, size_t count) {
+  const WithoutSizeSignal guard;
   return ::write(fd, bytes, count);
 }
 int FileSystem::fsync(int fd) { return ::fsync(fd); }

@@ -20,7 +20,7 @@ using Words = std::vector<std::string>;
 
 constexpr size_t kMostBytes = 1 << 20;
 
-const Words kPrecisions = {"no", "fp16", "bf16", "fp8"};
+const Words kPrecisions = {"no", "fp16", "bf16"};
 const Words kTypes = {"NO", "MULTI_CPU", "MULTI_GPU", "FSDP"};
 const Words kSharding = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
                          "HYBRID_SHARD_ZERO2"};

@@ -1,15 +1,18 @@
 // The program `lockstep-bench`: what `lockstep bench` starts as ranks. Its argument is the file to
 // write; without one it prints.
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
-#include <fstream>
 #include <string>
 
+#include "core/files/whole_file.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/bench.h"
 
 int main(int argc, char** argv) try {
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE is an error
   const std::string path = argc > 1 ? argv[1] : "";
   const auto world = lockstep::comm::World::from_env();
   const auto text = lockstep::plan::machine_json(lockstep::plan::measure_machine(world));
@@ -18,12 +21,9 @@ int main(int argc, char** argv) try {
     std::fputs(text.c_str(), stdout);
     return 0;
   }
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    throw lockstep::ConfigError("[bench] " + path +
-                                ": cannot be written: name another file by --to");
+  if (const int error = lockstep::write_whole_file(path, text); error != 0) {
+    throw lockstep::ConfigError("[bench] " + path + ": cannot be written: " + std::strerror(error) +
+                                ": name another file by --to");
   }
   std::printf("wrote %s; lockstep plan run.yaml --machine %s reads it\n", path.c_str(),
               path.c_str());

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <initializer_list>
 #include <optional>
 #include <string_view>
@@ -91,6 +93,24 @@ void outputs(const RunConfig& config, const Refuse& refuse) {
   }
 }
 
+// The tools take the folder of a run, too; to go on with, it has to be said from where.
+void resumed(const RunConfig& config, const Refuse& refuse) {
+  const std::string& from = config.checkpoint.resume;
+  if (from.empty() || from == "latest") return;
+  for (const std::string& folder : {from, from + "/checkpoints"}) {
+    std::string name;
+    std::error_code error;
+    if (!(std::ifstream(folder + "/latest") >> name) ||
+        !std::filesystem::is_directory(folder + "/" + name, error)) {
+      continue;
+    }
+    refuse("checkpoint.resume", fmt::format("{} is a folder of checkpoints: name one, such as "
+                                            "{}/{}, or write latest for this run's newest",
+                                            folder, folder, name));
+    return;
+  }
+}
+
 // Lanes give the same on any number of ranks; what is not the same there is refused.
 void lanes(const RunConfig& config, const Refuse& refuse) {
   const auto& parallel = config.parallel;
@@ -123,6 +143,7 @@ void refuse_before_start(const RunConfig& config, const Refuse& refuse) {
   without_evaluation(config, refuse);
   outputs(config, refuse);
   lanes(config, refuse);
+  resumed(config, refuse);
 }
 
 }  // namespace lockstep::train

@@ -10,6 +10,8 @@
 #include <tuple>
 #include <vector>
 
+#include "core/network/address.h"
+
 namespace lockstep::train {
 
 std::vector<std::string> evaluated_numbers(const TrainingConfig& config) {
@@ -354,6 +356,13 @@ void Checks::launch() {
       (traced.size() != 2 || traced[1] < traced[0] || traced[1] - traced[0] >= 1000)) {
     refuse("logging.trace_steps",
            "give the first and the last of at most 1,000 steps, as in [10, 12]");
+  }
+  const std::string& address = config_.logging.prometheus_address;
+  try {
+    if (!address.empty()) Endpoint::parse("logging.prometheus_address", address, 0);
+  } catch (const ConfigError&) {
+    refuse("logging.prometheus_address",
+           fmt::format("'{}': give HOST or HOST:PORT, as 127.0.0.1:9464", address));
   }
   const auto& launch = config_.launch;
   const auto is_number = [](const std::string& text) {

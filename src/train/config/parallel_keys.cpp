@@ -56,7 +56,7 @@ void add_parallel_keys(KeyList& keys) {
            "The result is the same for any number of ranks up to this one; 0: without.",
            between(0, 4096));
   keys.add("bucket_cap_mb", AT(parallel.bucket_cap_mb),
-           "MiB of gradients that are averaged at a time.", above(0));
+           "MiB of gradients that are averaged at a time.", between(1e-3, 1e6));
   keys.choice("unused", AT(parallel.unused), {"zero", "error"},
               "Parameters that backward does not reach count as zero, or are an error.");
   keys.choice("buffers", AT(parallel.buffers), {"broadcast", "average"},

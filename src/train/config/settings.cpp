@@ -280,15 +280,26 @@ void Settings::read_environment() {
                         kAfterFile + order_++};
     settings_.push_back({path, YAML::Node(value), origin, origin, name, layer_});
   };
-  constexpr std::array<std::pair<const char*, const char*>, 3> kOurs = {
-      {{"LOCKSTEP_BACKEND", "parallel.backend"},
-       {"LOCKSTEP_DEVICE", "parallel.device"},
-       {"LOCKSTEP_TIMEOUT", "parallel.timeout_seconds"}}};
+  constexpr std::array<std::pair<const char*, const char*>, 2> kOurs = {
+      {{"LOCKSTEP_BACKEND", "parallel.backend"}, {"LOCKSTEP_DEVICE", "parallel.device"}}};
   for (const auto& [name, path] : kOurs) {
     if (const auto value = env_text(name)) take(name, path, *value);
   }
-  if (const auto tls = env_text("LOCKSTEP_TLS")) {
-    take("LOCKSTEP_TLS", "parallel.tls", *tls == "1" ? "true" : *tls == "0" ? "false" : *tls);
+  const auto refuse = [this](const char* name, const std::string& value, const char* expected) {
+    problems_.add({fmt::format("environment {}={}", name, value), kAfterFile + order_++},
+                  fmt::format("{}: '{}' is {}", name, value, expected));
+  };
+  // Ranks take a whole number of seconds from it.
+  const auto timeout = env_text("LOCKSTEP_TIMEOUT");
+  if (timeout && timeout->find_first_not_of("0123456789") != timeout->npos) {
+    refuse("LOCKSTEP_TIMEOUT", *timeout, "not a whole number of seconds");
+  } else if (timeout) {
+    take("LOCKSTEP_TIMEOUT", "parallel.timeout_seconds", *timeout);
+  }
+  if (const auto tls = env_text("LOCKSTEP_TLS"); tls == "0" || tls == "1") {
+    take("LOCKSTEP_TLS", "parallel.tls", tls == "1" ? "true" : "false");
+  } else if (tls) {
+    refuse("LOCKSTEP_TLS", *tls, "neither 0 nor 1");
   }
   // accelerate's, which `lockstep run --config_file` sets for the ranks. It writes "no" when
   // nothing was said.
@@ -296,9 +307,21 @@ void Settings::read_environment() {
   if (precision && *precision != "no") {
     take("ACCELERATE_MIXED_PRECISION", "mixed_precision.dtype", *precision);
   }
-  const auto says_yes = [](const char* name) {
+  // With accelerate's words.
+  const auto says_yes = [&](const char* name) {
     const auto value = env_text(name);
-    return value && (*value == "true" || *value == "True" || *value == "1");
+    if (!value) return false;
+    std::string word = *value;
+    std::transform(word.begin(), word.end(), word.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    for (const char* yes : {"1", "true", "t", "yes", "y", "on"}) {
+      if (word == yes) return true;
+    }
+    for (const char* no : {"0", "false", "f", "no", "n", "off"}) {
+      if (word == no) return false;
+    }
+    refuse(name, *value, "neither true nor false");
+    return false;
   };
   if (says_yes("ACCELERATE_USE_CPU") && !env_text("LOCKSTEP_DEVICE")) {
     take("ACCELERATE_USE_CPU", "parallel.device", "cpu");

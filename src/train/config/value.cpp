@@ -6,6 +6,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 namespace lockstep::train {
 namespace {
@@ -64,6 +65,16 @@ bool parse(const YAML::Node& node, int64_t& value) {
   }
   value = static_cast<int64_t>(number);
   return true;
+}
+
+// A whole number for which there is no room.
+bool is_beyond_int64(const YAML::Node& node) {
+  if (!node.IsScalar() || is_quoted(node)) return false;
+  const std::string digits = without_underscores(node.Scalar());
+  int64_t value = 0;
+  const char* end = digits.data() + digits.size();
+  const auto [stop, status] = std::from_chars(digits.data(), end, value);
+  return status == std::errc::result_out_of_range && stop == end;
 }
 
 bool parse(const YAML::Node& node, std::string& value) {
@@ -131,6 +142,9 @@ bool read_value(const YAML::Node& node, const Value& example, Value& value, std:
   };
   if (std::visit(read, example)) return true;
   error = fmt::format("{} is not {}", excerpt(node), type_of(example));
+  if (std::holds_alternative<int64_t>(example) && is_beyond_int64(node)) {
+    error += fmt::format(" of 64 bits, up to {}", std::numeric_limits<int64_t>::max());
+  }
   if (node.IsScalar() && node.Tag() == "!" &&
       std::visit(
           [&](auto like) {

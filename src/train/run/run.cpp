@@ -25,6 +25,7 @@
 #include "lockstep/train/progress.h"
 #include "train/error_text.h"
 #include "train/options.h"
+#include "train/report/exporters/metrics_server.h"
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
@@ -98,6 +99,9 @@ Locks prepare(const Files& files, const RunConfig& config, const Registry& regis
                            "writes the files of a run here: give this run another "
                            "logging.output_dir, or end that one");
       }
+      // An address that cannot be had leaves an earlier run's files.
+      const std::string& address = config.logging.prometheus_address;
+      if (!address.empty()) const MetricsServer probe(address);
       // Those of a run that is to be resumed stay until it is.
       if (found == Found::Nothing) replace_files(files, config, registry);
     } catch (const std::exception& error) {

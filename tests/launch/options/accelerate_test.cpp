@@ -109,7 +109,8 @@ TEST(Accelerate, ValuesAreChecked) {
   expect_accelerate_refuses("num_processes: two\n", "'two' is not a whole number");
   expect_accelerate_refuses("num_processes: [2]\n", "num_processes has to be a text");
   expect_accelerate_refuses("num_processes: 0\n", "need 1 or more");
-  expect_accelerate_refuses("mixed_precision: fp15\n", "'fp15' is none of no, fp16, bf16, fp8");
+  expect_accelerate_refuses("mixed_precision: fp15\n", "'fp15' is none of no, fp16, bf16");
+  expect_accelerate_refuses("mixed_precision: fp8\n", "'fp8' is none of no, fp16, bf16");
   expect_accelerate_refuses("use_cpu: maybe\n", "'maybe' is neither true nor false");
   expect_accelerate_refuses("distributed_type: DEEPSPEED\n", "is none of NO, MULTI_CPU, MULTI_GPU");
   expect_accelerate_refuses("num_processes: 3\nnum_machines: 2\nmain_process_ip: x\n",
@@ -189,11 +190,31 @@ TEST_F(AccelerateJob, FlagsOfTheCommandLineWinOverTorchrunsVariables) {
   const Settings settings{.environment = {{"PET_NPROC_PER_NODE", "3"}}};
   EXPECT_EQ(lines_of(Job({"run", "--num_processes=2", "echo", "x"}, settings).wait().out).size(),
             2u);
-  EXPECT_EQ(
-      lines_of(
-          Job({"run", "--num_processes=2", "--nproc-per-node=4", "echo", "x"}, settings).wait().out)
-          .size(),
-      4u);
+}
+
+TEST_F(AccelerateJob, FlagsOfBothThatContradictEachOtherAreRefused) {
+  const auto run = [](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"run"});
+    flags.insert(flags.end(), {"echo", "x"});
+    return Job(flags).wait();
+  };
+  const auto expect_refused = [&](const std::vector<std::string>& flags, const std::string& why) {
+    const Result result = run(flags);
+    EXPECT_EQ(result.exit_code, 2) << why;
+    EXPECT_THAT(result.err, HasSubstr(why));
+  };
+  expect_refused({"--num_processes=2", "--nproc-per-node=4"},
+                 "--nproc-per-node and --num-processes say different things about the same, 4 and "
+                 "2: give one of them");
+  expect_refused({"--machine_rank", "0", "--node-rank", "1"}, "--node-rank and --machine-rank");
+  expect_refused({"--main_process_port", "3333", "--master-port", "4444"},
+                 "--master-port and --main-process-port");
+  expect_refused({"--main_process_ip=a", "--master-addr=b"}, "--master-addr and --main-process-ip");
+  // --num_processes counts the ranks of all hosts.
+  expect_refused({"--num_processes=4", "--num_machines=2", "--main_process_ip=x",
+                  "--machine_rank=0", "--nproc-per-node=4"},
+                 "the same, 4 and 2");
+  EXPECT_EQ(lines_of(run({"--num_processes=2", "--nproc_per_node=2"}).out).size(), 2u);
 }
 
 TEST_F(AccelerateJob, ItsFlagsHaveVariablesToo) {

@@ -193,7 +193,7 @@ TEST(Flags, AWrongNumberIsToldWhatItMayBe) {
 }
 TEST(Flags, AWrongChoiceNamesItsFlag) {
   expect_usage_error({"run", "--mixed-precision", "bf17", "true"},
-                     "--mixed-precision: 'bf17': give one of no, fp16, bf16, fp8");
+                     "--mixed-precision: 'bf17': give one of no, fp16, bf16");
   expect_usage_error({"run", "--bind", "core", "true"}, "give one of none, cores, numa");
   expect_usage_error({"run", "--num-processes=0", "true"}, "--num-processes: '0'");
 }

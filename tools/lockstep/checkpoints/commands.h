@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/checkpoint/difference.h"
@@ -43,6 +44,9 @@ struct Comparison {
 // 0 when both are the same, 1 when they differ.
 int compare(const Comparison& comparison);
 
+// As it is, but for control characters and bytes that are not UTF-8: "\x0a".
+std::string printable(std::string_view text);
+// Printable, and cut where it is long.
 std::string text_of(const checkpoint::Value& value);
 // "12.3 MB".
 std::string text_of_bytes(int64_t bytes);

@@ -127,13 +127,13 @@ void compare_values(const TensorFiles& a, const TensorFiles& b, Report& report) 
   for (const auto& [name, value] : a.values()) {
     const auto other = b.values().find(name);
     if (other == b.values().end()) {
-      report("value {}: only in {}", name, a.path());
+      report("value {}: only in {}", printable(name), a.path());
     } else if (!is_same(value, other->second)) {
-      report("value {}: {} and {}", name, text_of(value), text_of(other->second));
+      report("value {}: {} and {}", printable(name), text_of(value), text_of(other->second));
     }
   }
   for (const auto& [name, value] : b.values()) {
-    if (!a.values().contains(name)) report("value {}: only in {}", name, b.path());
+    if (!a.values().contains(name)) report("value {}: only in {}", printable(name), b.path());
   }
 }
 
@@ -173,17 +173,17 @@ int compare(const Comparison& comparison) {
   for (const auto& [name, stored] : of_a) {
     const auto other = of_b.find(name);
     if (other == of_b.end()) {
-      report("{}: only in {}", name, a->path());
+      report("{}: only in {}", printable(name), a->path());
     } else if (const auto text =
                    compare_tensors(*a, stored, *b, other->second, comparison.tolerance);
                !text.empty()) {
-      report("{}: {}", name, text);
+      report("{}: {}", printable(name), text);
     } else {
       ++same;
     }
   }
   for (const auto& [name, stored] : of_b) {
-    if (!of_a.contains(name)) report("{}: only in {}", name, b->path());
+    if (!of_a.contains(name)) report("{}: only in {}", printable(name), b->path());
   }
   if (comparison.only.empty() && a->manifest() != nullptr && b->manifest() != nullptr) {
     compare_values(*a, *b, report);

@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/export.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "lockstep/core/error.h"
+#include "text/unicode.h"
 
 namespace lockstep::tool {
 namespace {
@@ -19,6 +20,8 @@ namespace {
 using checkpoint::StoredTensor;
 using checkpoint::TensorFiles;
 using Json = nlohmann::ordered_json;
+
+constexpr size_t kLongestValue = 200;  // bytes of one that are printed; --json has them all
 
 // A number that JSON cannot say is a text: "inf", "nan".
 struct ToJson {
@@ -48,16 +51,6 @@ struct ToText {
     return fmt::format("{}", value);
   }
 };
-
-// "net/fc.weight[0:2, 0:3]" is printed as it is, control characters are not.
-std::string printable(const std::string& text) {
-  std::string shown;
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    shown += code < 0x20 || code == 0x7f ? fmt::format("\\x{:02x}", code) : std::string(1, c);
-  }
-  return shown;
-}
 
 std::set<std::string> files_of(const StoredTensor& tensor) {
   std::set<std::string> files;
@@ -146,11 +139,11 @@ void print_tensors(const TensorFiles& files, const checkpoint::Selected& selecte
 void print_values(const TensorFiles& files) {
   if (!files.values().empty()) fmt::print("values\n");
   for (const auto& [name, value] : files.values()) {
-    fmt::print("  {}  {}\n", printable(name), printable(text_of(value)));
+    fmt::print("  {}  {}\n", printable(name), text_of(value));
   }
   if (!files.metadata().empty()) fmt::print("metadata\n");
   for (const auto& [name, value] : files.metadata()) {
-    fmt::print("  {}  {}\n", printable(name), printable(value));
+    fmt::print("  {}  {}\n", printable(name), text_of(value));
   }
 }
 
@@ -170,14 +163,36 @@ void print_others(const std::string& run) {
 // How many findings there are.
 size_t print_findings(const std::string& name, const std::vector<std::string>& findings) {
   fmt::print("{}: {}\n", name,
-             findings.empty() ? "whole" : fmt::format("DAMAGED, {} findings", findings.size()));
+             findings.empty() ? "whole"
+                              : fmt::format("DAMAGED, {} finding{}", findings.size(),
+                                            findings.size() == 1 ? "" : "s"));
   for (const auto& finding : findings) fmt::print("  {}\n", printable(finding));
   return findings.size();
 }
 
 }  // namespace
 
-std::string text_of(const checkpoint::Value& value) { return std::visit(ToText(), value); }
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size();) {
+    const auto [code, bytes] = text::character_at(text, i);
+    if (code < 0x20 || code == 0x7f || code >= text::kInvalidByte) {
+      shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+    } else {
+      shown += text.substr(i, bytes);
+    }
+    i += bytes;
+  }
+  return shown;
+}
+
+std::string text_of(const checkpoint::Value& value) {
+  const std::string text = std::visit(ToText(), value);
+  if (text.size() <= kLongestValue) return printable(text);
+  size_t cut = kLongestValue;  // not inside of a character
+  while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
+  return fmt::format("{}... ({} bytes)", printable(text.substr(0, cut)), text.size());
+}
 
 int inspect(const Inspection& inspection) {
   const bool is_trajectories = inspection.path.ends_with(".jsonl");

@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <utility>
 
+#include "core/files/whole_file.h"
 #include "core/nearest.h"
 #include "flags.h"
 #include "lockstep/core/error.h"
@@ -167,11 +168,10 @@ int SimulateCommand::carry_out() const {
                                    .traced_ranks = trace_.empty() ? 0 : traced_ranks_,
                                    .seed = seed_});
   if (!trace_.empty()) {
-    std::ofstream file(trace_, std::ios::binary);
-    file << out.trace;
-    file.close();
-    if (!file)
-      throw Error(fmt::format("[simulate] cannot write {}: name another file by --trace", trace_));
+    if (const int error = write_whole_file(trace_, out.trace); error != 0) {
+      throw Error(fmt::format("[simulate] cannot write {}: {}: name another file by --trace",
+                              trace_, std::strerror(error)));
+    }
   }
   RunTable table{.reliability = {.ranks = ranks,
                                  .rank_failure_interval = failure_hours_ * 3600,
@@ -196,8 +196,9 @@ int SimulateCommand::carry_out() const {
     fmt::print("{}\n", all.dump(2));
     return 0;
   }
-  fmt::print("{} on {} ranks of {}, {}: {} a step over {} steps\n", profile.name, ranks,
-             machine.device.name, plan::name_of(strategy), seconds_text(mean), out.steps.size());
+  fmt::print("{} on {} rank{} of {}, {}: {} a step over {} steps\n", profile.name, ranks,
+             ranks == 1 ? "" : "s", machine.device.name, plan::name_of(strategy),
+             seconds_text(mean), out.steps.size());
   fmt::print(
       "  the median rank computes {}, and waits {} ({}); collectives take {}; rank {} is the "
       "slowest\n",

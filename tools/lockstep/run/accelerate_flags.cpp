@@ -55,7 +55,7 @@ void AccelerateFlags::add_to(CLI::App& command) {
   option("--main-process-ip", ip_, "HOST");
   option("--main-process-port", port_, "PORT")->check(whole_number(0, 65535));
   option("--num-cpu-threads-per-process", threads_, "N")->check(whole_number(1, 100'000));
-  option("--mixed-precision", precision_, "NAME")->check(one_of({"no", "fp16", "bf16", "fp8"}));
+  option("--mixed-precision", precision_, "NAME")->check(one_of({"no", "fp16", "bf16"}));
   option("--gpu-ids", gpus_, "LIST");
   const auto flag = [&command](const std::string& name, bool& value) {
     command.add_flag(both_spellings(name), value)->envname(variable_of(name))->group(kHidden);
@@ -85,7 +85,20 @@ void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
   if (gpu_) settings.distributed_type = "MULTI_GPU";
   if (fsdp_) settings.distributed_type = "FSDP";
 
-  for (const auto& [name, value] : settings.flags()) {
+  const auto flags = settings.flags();
+  for (const auto& [torchruns, accelerates] : kSameFlags) {
+    if (!is_given(torchruns) || !is_given(accelerates)) continue;
+    const std::string one = command.get_option(torchruns)->results().back();
+    const auto meant = flags.find(torchruns);
+    const std::string other =
+        meant != flags.end() ? meant->second : command.get_option(accelerates)->results().back();
+    if (one == other) continue;
+    throw ConfigError(
+        fmt::format("[run] {} and {} say different things about the same, {} and {}: give one of "
+                    "them",
+                    torchruns, accelerates, one, other));
+  }
+  for (const auto& [name, value] : flags) {
     CLI::Option* option = command.get_option(name);
     if (option->count() > 0) {
       // torchrun's own flag wins, and so does its variable, but over a flag of the command line.

@@ -1,14 +1,13 @@
 #include "training/config_commands.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
+#include "core/files/whole_file.h"
 #include "core/nearest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/train/config.h"
@@ -26,16 +25,6 @@ constexpr const char* kConfigFooter =
 constexpr const char* kCheckConfigFooter =
     R"(Exit status: 0 when all files are right; 2 when any is not.
 )";
-
-// Returns what went wrong, 0 for nothing.
-int write_all(int file, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t count = write(file, text.data() + done, text.size() - done);
-    if (count < 0 && errno != EINTR) return errno;
-    if (count > 0) done += static_cast<size_t>(count);
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -107,16 +96,14 @@ int ConfigCommands::init() {
     fmt::print("{}", text);
     return 0;
   }
-  const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (force_ ? O_TRUNC : O_EXCL);
-  const int file = open(new_file_.c_str(), flags, 0666);
-  if (file < 0 && errno == EEXIST) {
+  std::error_code ignored;
+  const auto there = std::filesystem::symlink_status(new_file_, ignored);
+  if (!force_ && std::filesystem::exists(there)) {
     throw ConfigError(
         fmt::format("[config] init: {} is there already; --force replaces it", new_file_));
   }
-  const int error = file < 0 ? errno : write_all(file, text);
-  if ((file >= 0 && close(file) != 0) || error != 0) {
-    throw Error(
-        fmt::format("[config] init: {}: {}", new_file_, std::strerror(error ? error : errno)));
+  if (const int error = write_whole_file(new_file_, text); error != 0) {
+    throw Error(fmt::format("[config] init: {}: {}", new_file_, std::strerror(error)));
   }
   fmt::print("wrote {}; train with: lockstep train {}\n", new_file_, new_file_);
   return 0;

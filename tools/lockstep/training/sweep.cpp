@@ -101,6 +101,31 @@ void write_whole(const std::string& path, const std::string& text) {
   throw Error(fmt::format("[sweep] {} cannot be written: {}", path, std::strerror(error)));
 }
 
+// A key may have several names, and a group of keys is one, too: of two values of one key the last
+// counts, so that a run would be called by one that it does not have. `backwards` are the same
+// overrides in the opposite order; where other ones count, two are of one key.
+void refuse_same_keys(const train::RunConfig& config, const train::RunConfig& backwards,
+                      const std::vector<std::string>& chosen) {
+  for (const auto& [key, origin] : config.origins) {
+    const auto other = backwards.origins.find(key);
+    if (other == backwards.origins.end() || other->second == origin) continue;
+    std::vector<std::string> names;
+    for (const std::string& one : chosen) {
+      const std::string said = "--set " + one.substr(0, 200);
+      if (said == origin || said == other->second) names.push_back(one.substr(0, one.find('=')));
+    }
+    if (key == "logging.output_dir") {
+      throw ConfigError(
+          fmt::format("[sweep] --over {}: each run has a folder of its own, below "
+                      "--out",
+                      fmt::join(names, ", ")));
+    }
+    throw ConfigError(fmt::format(
+        "[sweep] --over {}: each says {}, and a run has one: give all its values in one",
+        fmt::join(names, " and --over "), key));
+  }
+}
+
 }  // namespace
 
 SweepCommand::SweepCommand(CLI::App& program)
@@ -137,10 +162,6 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
       throw ConfigError(fmt::format("[sweep] --over {}: expected KEY=V,V,...", axis));
     }
     const std::string key = axis.substr(0, equals);
-    if (key == "logging.output_dir") {
-      throw ConfigError(
-          "[sweep] --over logging.output_dir: each run has a folder of its own, below --out");
-    }
     if (!keys.insert(key).second) {
       throw ConfigError(
           fmt::format("[sweep] --over {} is there twice: give all its values in one", key));
@@ -206,6 +227,10 @@ std::vector<SweepRun> SweepCommand::plan() {
     overrides.insert(overrides.end(), chosen.begin(), chosen.end());
     overrides.push_back("logging.output_dir=" + Json(run.folder).dump());
     const auto config = train::load_config(source_, overrides);
+    auto backwards = overrides;
+    std::reverse(backwards.begin() + static_cast<std::ptrdiff_t>(overrides_.size()),
+                 backwards.end());
+    refuse_same_keys(config, train::load_config(source_, backwards), chosen);
     if (command_.get_option("--nproc-per-node")->count() == 0) {
       ranks_ =
           std::max(runs.empty() ? 1 : ranks_, launch::count_ranks(config.launch.nproc_per_node));
@@ -286,7 +311,8 @@ int SweepCommand::carry_out() {
                       run.folder, out_));
     }
   }
-  fmt::print("{} runs, {} at a time, in {}\n", runs.size(), jobs, out_);
+  fmt::print("{} run{}, {} at a time, in {}\n", runs.size(), runs.size() == 1 ? "" : "s", jobs,
+             out_);
   std::fflush(stdout);
   const int threads = std::max(1, cores / (jobs * ranks_));
   const int signal = tool::carry_out(

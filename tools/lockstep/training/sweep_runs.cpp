@@ -36,6 +36,7 @@ sigset_t watched() {
   if (getppid() != parent) _exit(128 + SIGTERM);
   const sigset_t set = watched();
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  std::signal(SIGXFSZ, SIG_DFL);  // the tool ignores it
   const int input = open("/dev/null", O_RDONLY);
   const int output = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
   if (input < 0 || output < 0) _exit(126);

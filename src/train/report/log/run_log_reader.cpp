@@ -1,7 +1,9 @@
 // Lines of a log, which may be cut, damaged or not a log's at all.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <limits>
@@ -227,6 +229,9 @@ RunLogReader::RunLogReader(const std::string& path) : path_(path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) path_ = path + "/metrics.jsonl";
   file_.open(path_, std::ios::binary);
+  if (!file_ && errno != ENOENT && errno != ENOTDIR) {
+    throw Error(fmt::format("[metrics] {} cannot be opened: {}", path_, std::strerror(errno)));
+  }
   if (!file_ || std::filesystem::is_directory(path_, error)) {
     throw Error(
         fmt::format("[metrics] there is no log {}: name a run's folder, in which training "

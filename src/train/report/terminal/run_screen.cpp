@@ -130,8 +130,11 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
         lines.push_back(times > 1.25 ? colored(line, Color::Yellow, style) : line);
       }
       if (shown < working.size())
-        lines.push_back(fmt::format("({} more ranks are faster)",
-                                    with_commas(static_cast<int64_t>(working.size() - shown))));
+        lines.push_back(
+            working.size() - shown == 1
+                ? "(1 more rank is faster)"
+                : fmt::format("({} more ranks are faster)",
+                              with_commas(static_cast<int64_t>(working.size() - shown))));
     }
   }
   const Event* warning = nullptr;
