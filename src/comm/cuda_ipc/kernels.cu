@@ -19,9 +19,9 @@ __device__ inline Span span_of(U64 bytes, U64 block, U64 blocks) {
   return {packets * block / blocks * kPacket, end < bytes ? end : bytes};
 }
 
-// A block's part of the first `bytes` of a `whole`, which is cut in the same way whatever `bytes` is:
-// in a call's last round, which takes less than a stage holds, no block may come to what another
-// one still reads of an earlier round.
+// A block's part of the first `bytes` of a `whole`, which is cut in the same way whatever `bytes`
+// is: in a call's last round, which takes less than a stage holds, no block may come to what
+// another one still reads of an earlier round.
 __device__ inline Span span_within(U64 bytes, U64 whole) {
   Span part = span_of(whole, blockIdx.x, gridDim.x);
   if (part.end > bytes) part.end = bytes;

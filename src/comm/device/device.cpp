@@ -50,8 +50,14 @@ Devices find_devices(DeviceKind asked) {
   return {.type = at::kCUDA, .problem = found.problem};
 }
 
-at::Device device_at(const Devices& devices, LocalRank local, bool may_share) {
+at::Device device_at(const Devices& devices, LocalRank local, Backend backend) {
   if (devices.type == at::kCPU) return at::kCPU;
+  if (!devices.problem.empty() && (backend == Backend::Nccl || backend == Backend::CudaIpc)) {
+    throw ConfigError(fmt::format(
+        "[device] the backend {} is asked for (parallel.backend, WorldOptions::backend or "
+        "LOCKSTEP_BACKEND), which is for GPUs, but {}; use auto as the backend to train without",
+        backend == Backend::Nccl ? "nccl" : "cuda_ipc", devices.problem));
+  }
   if (!devices.problem.empty()) {
     throw ConfigError(
         fmt::format("[device] cuda is asked for (parallel.device, WorldOptions::device or {}), but "
@@ -59,7 +65,7 @@ at::Device device_at(const Devices& devices, LocalRank local, bool may_share) {
                     kVariable, devices.problem));
   }
   int index = devices.is_own ? 0 : local.rank;
-  if (may_share && devices.count > 0) index %= devices.count;
+  if (backend == Backend::CudaIpc && devices.count > 0) index %= devices.count;
   if (index < devices.count) return {devices.type, static_cast<c10::DeviceIndex>(index)};
   throw ConfigError(fmt::format(
       "[device] {} ranks on this host, but {} {} device{}: local rank {} has none. "

@@ -25,9 +25,10 @@ struct Devices {
 // With Auto the CPU when there is no GPU that libtorch can use.
 Devices find_devices(DeviceKind asked);
 
-// The CPU, or the GPU whose number is the local rank; ranks that may share them take them in turn.
-// Throws ConfigError that says what is missing, or how many there are for how many ranks.
-at::Device device_at(const Devices& devices, LocalRank local, bool may_share = false);
+// The CPU, or the GPU whose number is the local rank; over cuda_ipc ranks share them, in turn.
+// Throws ConfigError that says what is missing, and who asks for it, or how many there are for how
+// many ranks.
+at::Device device_at(const Devices& devices, LocalRank local, Backend backend);
 
 // Makes it the current device.
 void take(at::Device device);

@@ -39,7 +39,7 @@ at::Device own_device(const std::vector<Member>& members, const std::vector<Loca
       devices.push_back(device_at(
           member.devices,
           {member.local_rank < 0 ? local_ranks[i].rank : member.local_rank, local_ranks[i].size},
-          asked == Backend::CudaIpc));
+          asked));
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
     }

@@ -155,7 +155,7 @@ World World::from_env(WorldOptions options) {
   log::set_rank(place.rank);
   if (place.size == 1) {
     auto alone = std::make_shared<State>();
-    alone->device = device_at(find_devices(kind), {});
+    alone->device = device_at(find_devices(kind), {}, asked);
     take(alone->device);
     return World(std::move(alone));
   }

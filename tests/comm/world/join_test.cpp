@@ -2,6 +2,7 @@
 #include "lockstep/comm/join.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/pretend_launcher.h"
@@ -144,6 +146,23 @@ TEST(JoinRefuses, WhatCannotBe) {
           join_group(no_store, {0, 2});
         },
         ThrowsMessage<ConfigError>(HasSubstr("nccl")));
+  });
+}
+
+// What was set is named, not the device that follows from it.
+TEST(WorldRefuses, ABackendForGpusWhereThereAreNone) {
+  spawn_bare(1, [](int) {
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    for (const char* backend : {"nccl", "cuda_ipc"}) {
+      setenv("LOCKSTEP_BACKEND", backend, 1);
+      EXPECT_THAT([] { World::from_env(); },
+                  ThrowsMessage<ConfigError>(
+                      HasSubstr(fmt::format("[device] the backend {} is asked for", backend))));
+    }
+    setenv("LOCKSTEP_BACKEND", "auto", 1);
+    setenv("LOCKSTEP_DEVICE", "cuda", 1);
+    EXPECT_THAT([] { World::from_env(); },
+                ThrowsMessage<ConfigError>(HasSubstr("[device] cuda is asked for")));
   });
 }
 

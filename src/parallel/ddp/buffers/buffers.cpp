@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "comm/device/capture.h"
 #include "lockstep/core/log.h"
 #include "parallel/layout/flat_memory.h"
 
@@ -89,6 +90,8 @@ std::vector<at::Tensor> BufferSync::places_in(const Flat& averaged, const at::Te
 }
 
 const std::vector<char>& BufferSync::find_changed() {
+  comm::refuse_capture(buffers_.front().tensor.device(), "[ddp] backward()",
+                       "which ranks have changed buffers is seen by hosts: use Buffers::None");
   if (lanes_) return changed_ = lanes_->changed;
   compare();
   return changed_;

@@ -12,7 +12,6 @@
 #include <numeric>
 #include <utility>
 
-#include "comm/device/capture.h"
 #include "comm/transport.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -346,11 +345,7 @@ void Reducer::write_flags() {
   const at::NoGradGuard no_grad;
   const auto mine = presence();
   if (mine == UsageFlags::Presence::Absent) flags_.write_absent();
-  if (flag_counts_.buffers > 0) {
-    comm::refuse_capture(parameters_.front().tensor.device(), "[ddp] backward()",
-                         "which ranks have changed buffers is seen by hosts: use Buffers::None");
-    flags_.write_changed(buffers_.find_changed());
-  }
+  if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
   if (mine == UsageFlags::Presence::Absent) {
     // This rank reaches no parameter, and lacks none.
   } else if (schedule_.all_complete() && !lanes_) {
