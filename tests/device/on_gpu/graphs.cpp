@@ -1,7 +1,8 @@
-// CUDA graphs with a group's calls in them. On the CPU, and where libtorch's graphs were not there
-// to build with, "launching" is to run what would have been captured.
+// CUDA graphs with a group's calls in them. On the CPU "launching" is to run what would have been
+// captured.
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 #include <chrono>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/core/error.h"
@@ -20,9 +22,6 @@
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "on_gpu/checks.h"
-#ifdef LOCKSTEP_ON_GPU_GRAPHS
-#include <ATen/cuda/CUDAGraph.h>
-#endif
 
 namespace lockstep::on_gpu {
 namespace {
@@ -35,41 +34,52 @@ std::optional<c10::StreamGuard> on_side_stream(const World& world) {
                                          device.getStreamFromGlobalPool(world.device()));
 }
 
+// Of graph/cuda_graph.cpp.
+struct CudaGraphs {
+  void* (*begin_capture)();
+  void (*end_capture)(void*), (*launch)(void*), (*destroy)(void*);
+
+  static const CudaGraphs& loaded() {
+    static const CudaGraphs all = [] {
+      void* library = dlopen("libon_gpu_graph.so", RTLD_NOW);
+      if (library == nullptr) throw Error(std::string("no CUDA graphs: ") + dlerror());
+      const auto find = [&](auto& function, const char* name) {
+        function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+      };
+      CudaGraphs found{};
+      find(found.begin_capture, "on_gpu_begin_capture");
+      find(found.end_capture, "on_gpu_end_capture");
+      find(found.launch, "on_gpu_launch");
+      find(found.destroy, "on_gpu_destroy");
+      return found;
+    }();
+    return all;
+  }
+};
+
 class Captured {
  public:
   Captured(const World& world, std::function<void()> body) : body_(std::move(body)) {
-#ifdef LOCKSTEP_ON_GPU_GRAPHS
     if (world.device().is_cpu()) return;
-    auto graph = std::make_unique<at::cuda::CUDAGraph>();
-    graph->capture_begin();
+    const CudaGraphs& graphs = CudaGraphs::loaded();
+    graph_ = {graphs.begin_capture(), graphs.destroy};
     try {
       body_();
     } catch (...) {
       try {
-        graph->capture_end();
+        graphs.end_capture(graph_.get());
       } catch (const std::exception&) {
         // It is of no use any more; what is thrown says why.
       }
       throw;
     }
-    graph->capture_end();
-    graph_ = std::move(graph);
-#else
-    (void)world;
-#endif
+    graphs.end_capture(graph_.get());
   }
-  void launch() {
-#ifdef LOCKSTEP_ON_GPU_GRAPHS
-    if (graph_) return graph_->replay();
-#endif
-    body_();
-  }
+  void launch() { graph_ ? CudaGraphs::loaded().launch(graph_.get()) : body_(); }
 
  private:
   std::function<void()> body_;
-#ifdef LOCKSTEP_ON_GPU_GRAPHS
-  std::unique_ptr<at::cuda::CUDAGraph> graph_;
-#endif
+  std::unique_ptr<void, void (*)(void*)> graph_{nullptr, [](void*) {}};
 };
 
 // Whether the group's calls can be captured. A refusal is right only where streams wait (no MPS) or
