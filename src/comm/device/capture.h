@@ -14,9 +14,9 @@ bool is_capturing(at::Device device);
 // Throws ConfigError "WHAT: the current stream is capturing a CUDA graph, and WHY" when it is.
 void refuse_capture(at::Device device, std::string_view what, std::string_view why);
 
-// Other threads may only make calls of CUDA that cannot disturb a capture, to look at an event or
-// to load a kernel is not among them, as the driver sees it: a capture fails then. It is not
-// disturbed by what this thread does as long as this lives.
+// While a stream captures in CUDA's global mode, a query of any event, or loading a kernel, on any
+// thread, invalidates the capture. Not on this thread while this lives
+// (cuThreadExchangeStreamCaptureMode, relaxed).
 class BesideCaptures {
  public:
   BesideCaptures();

@@ -169,7 +169,8 @@ bool DeviceState::is_idle() {
   return std::all_of(calls.begin(), calls.end(), [&](const auto& call) { return is_over(*call); });
 }
 
-// Of captured calls nobody says when they begin. With the lock.
+// A launched graph tells the host nothing, so the watch looks which captured call the device is in.
+// The caller holds the mutex.
 void DeviceState::add_replay() {
   if (captured_.empty()) return;
   std::erase_if(calls_, [](const auto& call) { return call->replay && call->over; });
@@ -179,7 +180,8 @@ void DeviceState::add_replay() {
     return;
   const DeviceCall& captured = *captured_[now->number - 1];
   Notice notice = captured.notice;
-  // The place where other ranks are in the same one. Of messages nobody counts them.
+  // Ranks that are in the same launch of a collective have counted as many before it. Messages are
+  // not counted, so no other rank's notice is compared with theirs.
   const bool is_message = notice.lane != CallNumbers::kCollectives;
   notice.number = is_message ? 0 : now->collectives;
   notice.lane = is_message ? fmt::format("graphs of rank {}", setup_.rank) : "graphs";

@@ -22,7 +22,7 @@ class FakeStream;
 struct Recording {
   std::mutex mutex;
   std::vector<std::function<void()>> work;
-  std::vector<std::shared_ptr<void>> memory;  // that was let go of
+  std::vector<std::shared_ptr<void>> memory;  // freed during the capture; the graph keeps it
   // Of each stream: how much of it, and how much of that another stream waits for.
   std::map<FakeStream*, uint64_t> recorded, joined;
 };
