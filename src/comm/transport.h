@@ -118,12 +118,15 @@ class Transport {
   uint32_t next_caller() { return ++callers_; }
   // The number of lanes over which a Ddp or Fsdp of the group sums instead of over ranks, while
   // there is one; 0: over ranks.
-  int64_t lanes() const { return lane_users_ > 0 ? lanes_ : 0; }
+  int64_t lanes() const { return lanes_->number(); }
   void begin_lanes(int64_t lanes) {
-    lanes_ = lanes;
-    ++lane_users_;
+    lanes_->own = lanes;
+    ++lanes_->users;
   }
-  void end_lanes() { --lane_users_; }
+  void end_lanes() { --lanes_->users; }
+  // Lanes of `group` are those of its parts, too: a layer may have a group of the same ranks of its
+  // own.
+  void share_lanes_of(const Transport& group) { lanes_->outer = group.lanes_; }
   // Starts the operation. May block (a transport without background progress runs it here or in
   // wait()).
   virtual Work start(Request request) = 0;
@@ -165,8 +168,14 @@ class Transport {
   End aborted_;
   std::vector<int> world_ranks_;  // empty: as the ranks are
   uint32_t callers_ = 0;
-  int64_t lanes_ = 0;
-  int lane_users_ = 0;
+  struct Lanes {
+    int64_t number() const { return users > 0 ? own : outer ? outer->number() : 0; }
+
+    int64_t own = 0;
+    int users = 0;
+    std::shared_ptr<const Lanes> outer;
+  };
+  const std::shared_ptr<Lanes> lanes_ = std::make_shared<Lanes>();
 };
 
 std::shared_ptr<Transport> make_solo_transport();

@@ -191,6 +191,38 @@ TEST(LanesOfDdp, BuffersAreTheFirstLanesOrTheAverageOverAll) {
   }
 }
 
+// A checkpoint of one step before: the lanes lead from its count to just what the last step left.
+TEST(LanesOfDdp, EachLaneBeginsWithTheBuffersThatWereLoaded) {
+  expect_one_result([](World& world) {
+    torch::manual_seed(2);
+    torch::nn::Sequential net(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
+    net->to(at::kDouble);
+    Ddp ddp(net, world.group(), {.buffers = Buffers::Average, .lanes = 8});
+    const at::Tensor count = net->buffers()[2];
+    const auto run = [&](int64_t own_fails) {
+      int64_t own = 0;
+      ddp.zero_grad();
+      for (Lane lane : ddp.lanes(StepKey{})) {
+        const auto x = test::drawn({6, 5}, static_cast<uint64_t>(lane.index)).to(at::kDouble);
+        const auto y = net->forward(x);
+        if (own++ == own_fails) throw DataError("no such sample");
+        y.square().mean().backward();
+      }
+    };
+    run(-1);
+    EXPECT_EQ(count.item<double>(), 1);
+    count.zero_();
+    run(-1);
+    EXPECT_EQ(count.item<double>(), 1);
+    count.zero_();
+    EXPECT_EQ(message_of<DataError>([&] { run(0); }), "no such sample");
+    ddp.zero_grad();
+    EXPECT_EQ(count.item<double>(), 0);
+    run(-1);
+    return test::lane_hash(*net);
+  });
+}
+
 TEST(LanesOfDdp, GlobalMeanAndAScalerCountLanes) {
   expect_one_result([](World& world) {
     LaneNet net;

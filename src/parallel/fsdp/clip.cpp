@@ -39,33 +39,28 @@ at::Tensor Fsdp::clip_grad_norm_(double max_norm, double norm_type) {
   }
   const at::NoGradGuard no_grad;
   state_->drop_cleared();
+  auto all = shards();
+  std::erase_if(all, [](const FsdpShard& each) { return !each.shard.requires_grad(); });
   int64_t count = 0;
-  const auto each = [&](const auto& look) {
-    count = 0;
-    for (const auto& unit : state_->units()) {
-      for (const auto& flat : unit->flats) {
-        for (size_t i = 0; i < flat.members().size() && flat.is_trainable(); ++i) {
-          look(flat, i);
-          count += cells_of(flat.layout().members()[i].numel);
-        }
-      }
-    }
-  };
   bool is_wide = false;
-  each([&](const UnitFlat& flat, size_t) {
-    is_wide = is_wide || c10::toRealValueType(flat.layout().dtype()) == at::kDouble;
-  });
-  std::vector<at::Tensor> gradients;
-  const auto parameters = this->parameters();
-  const at::Device device = parameters.empty() ? at::Device(at::kCPU) : parameters.front().device();
+  for (const FsdpShard& each : all) {
+    count += cells_of(c10::multiply_integers(each.sizes));
+    is_wide = is_wide || c10::toRealValueType(each.shard.scalar_type()) == at::kDouble;
+  }
+  const at::Device device = all.empty() ? at::Device(at::kCPU) : all.front().shard.device();
+  // In the module's order: the units a program chooses change no bit of the norm.
   const at::Tensor cells = at::zeros({count}, at::TensorOptions(at::kDouble).device(device));
-  each([&](const UnitFlat& flat, size_t i) {
-    const at::Tensor& gradient = flat.leaf(i).grad();
-    if (!gradient.defined() || gradient.numel() == 0) return;
-    gradients.push_back(gradient);
-    write_norms(gradient, norm_type,
-                cells.narrow(0, count + flat.range(i).begin / kCell, cells_of(gradient.numel())));
-  });
+  std::vector<at::Tensor> gradients;
+  int64_t place = 0;
+  for (const FsdpShard& each : all) {
+    const at::Tensor& gradient = each.shard.grad();
+    if (gradient.defined() && gradient.numel() > 0) {
+      gradients.push_back(gradient);
+      write_norms(gradient, norm_type,
+                  cells.narrow(0, place + each.begin / kCell, cells_of(gradient.numel())));
+    }
+    place += cells_of(c10::multiply_integers(each.sizes));
+  }
   const Group& group = state_->plan().shards;
   group.all_reduce(cells, ReduceOp::Sum, {.label = "clip_grad_norm_"}).wait();
   const at::Tensor norm =

@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/adaptive.h>
+#include <torch/nn/modules/transformer.h>
+#include <torch/nn/modules/transformercoder.h>
+#include <torch/nn/modules/transformerlayer.h>
 
 #include <algorithm>
 #include <map>
@@ -62,13 +67,31 @@ bool is_within(const std::vector<ModuleNode>& nodes, size_t inner, size_t outer)
   return nodes[inner].module == module;
 }
 
+// Whether it is in a module of libtorch whose forward() runs its layers without lockstep::call().
+bool is_in_a_closed_module(const std::vector<ModuleNode>& nodes, size_t node) {
+  while (node != 0) {
+    node = nodes[node].parent;
+    const Module& outer = *nodes[node].module;
+    if (outer.as<torch::nn::MultiheadAttentionImpl>() != nullptr ||
+        outer.as<torch::nn::TransformerImpl>() != nullptr ||
+        outer.as<torch::nn::TransformerEncoderImpl>() != nullptr ||
+        outer.as<torch::nn::TransformerDecoderImpl>() != nullptr ||
+        outer.as<torch::nn::TransformerEncoderLayerImpl>() != nullptr ||
+        outer.as<torch::nn::TransformerDecoderLayerImpl>() != nullptr ||
+        outer.as<torch::nn::AdaptiveLogSoftmaxWithLossImpl>() != nullptr) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // The innermost modules that are large enough, as long as their units take none of another's.
 void add_by_size(const std::vector<ModuleNode>& nodes,
                  const std::vector<std::vector<size_t>>& users, const Model& model, int64_t least,
                  std::set<const Module*>& is_unit) {
   // Children come after their parents.
   for (size_t node = nodes.size(); node-- > 1;) {
-    if (is_unit.contains(nodes[node].module)) continue;
+    if (is_unit.contains(nodes[node].module) || is_in_a_closed_module(nodes, node)) continue;
     int64_t numel = 0;
     for (size_t i = 0; i < users.size(); ++i) {
       const auto is_ours = [&](size_t user) {

@@ -355,6 +355,18 @@ TEST(FsdpCases, UnitsBySizeAndByTypeName) {
   });
 }
 
+TEST(FsdpCases, UnitsBySizeAreNoPartsOfLibtorchsModules) {
+  spawn(2, [](World& world) {
+    torch::nn::TransformerEncoderLayer layer(torch::nn::TransformerEncoderLayerOptions(8, 2));
+    const torch::nn::Sequential net(layer, torch::nn::Linear(8, 1));
+    const Fsdp fsdp(net, world.group(), {.min_num_params = 1});
+    std::vector<std::string> names;
+    for (const auto& unit : fsdp.units()) names.push_back(unit.name);
+    EXPECT_THAT(names, ::testing::ElementsAre("", "0", "1"));
+    lockstep::call(net, torch::randn({3, 2, 8})).sum().backward();
+  });
+}
+
 TEST(FsdpCases, WhatCannotBeIsRefusedOnAllRanks) {
   spawn(2, [](World& world) {
     const auto refused = [&](const auto& attach) { return message_of<ConfigError>(attach); };

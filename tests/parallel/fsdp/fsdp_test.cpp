@@ -173,6 +173,11 @@ TEST(Fsdp, ClipsByTheNormOfAllRanksAlikeOnAnyNumberOfThem) {
       Fsdp whole(single, alone, {.units = units_of<BlockImpl>(*single)});
       tower_loss(single, 0, 0).backward();
       EXPECT_EQ(whole.clip_grad_norm_(0.01).item<double>(), norm);
+      // Nor on what its units are.
+      Tower other;
+      Fsdp one_unit(other, alone);
+      tower_loss(other, 0, 0).backward();
+      EXPECT_EQ(one_unit.clip_grad_norm_(0.01).item<double>(), norm);
     });
   }
 }

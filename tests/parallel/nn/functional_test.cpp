@@ -225,9 +225,15 @@ TEST(FunctionalRefuses, WhatHasNoMeaning) {
     // The group still works.
     EXPECT_EQ(functional::all_gather(rows, group).size(0), 6);
 
+    const Group own = group.split(0);
     Pairs net;
     const Ddp ddp(net, world, {.lanes = 2});
     expect([&] { functional::all_gather(rows, group); }, "run 2 lanes");
+    // So do those of a group that a layer has for itself, made before the Ddp or after it.
+    expect([&] { functional::all_gather(rows, own); }, "run 2 lanes");
+    expect([&] { functional::all_gather(rows, group.split(0)); }, "run 2 lanes");
+    const Group alone = group.split(group.rank());
+    EXPECT_EQ(functional::all_gather(rows, alone).size(0), 3);
   });
 }
 

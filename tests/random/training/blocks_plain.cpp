@@ -1,6 +1,7 @@
 // Blocks of ordinary layers.
 #include <torch/torch.h>
 
+#include "lockstep/parallel/call.h"
 #include "random/training/net.h"
 
 namespace lockstep::test::training {
@@ -38,7 +39,7 @@ struct ConvBlock : Block {
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
-    return x + torch::tanh(conv(x.reshape({-1, 2, 1, 3}))).reshape({-1, kFeatures});
+    return x + torch::tanh(lockstep::call(conv, x.reshape({-1, 2, 1, 3}))).reshape({-1, kFeatures});
   }
   torch::nn::Conv2d conv{nullptr};
 };
@@ -49,7 +50,7 @@ struct LayerNormBlock : Block {
     norm->to(kTogether);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
-    return norm(x);
+    return lockstep::call(norm, x);
   }
   torch::nn::LayerNorm norm{nullptr};
 };
@@ -62,7 +63,7 @@ struct EmbeddingBlock : Block {
     table->to(kTogether);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& tokens, const Moment&) override {
-    return torch::tanh(x + table(tokens));
+    return torch::tanh(x + lockstep::call(table, tokens));
   }
   torch::nn::Embedding table{nullptr};
 };
@@ -73,7 +74,7 @@ struct LstmBlock : Block {
     lstm->to(kTogether);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
-    return std::get<0>(lstm->forward(x.reshape({-1, 2, 3}))).reshape({-1, kFeatures});
+    return std::get<0>(lockstep::call(lstm, x.reshape({-1, 2, 3}))).reshape({-1, kFeatures});
   }
   torch::nn::LSTM lstm{nullptr};
 };
@@ -85,7 +86,7 @@ struct AttentionBlock : Block {
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
     const auto sequence = x.reshape({-1, 2, 3}).transpose(0, 1);
-    const auto [y, weights] = attention->forward(sequence, sequence, sequence);
+    const auto [y, weights] = lockstep::call(attention, sequence, sequence, sequence);
     return x + y.transpose(0, 1).reshape({-1, kFeatures});
   }
   torch::nn::MultiheadAttention attention{nullptr};
@@ -98,7 +99,7 @@ struct BatchNormBlock : Block {
     norm->to(kTogether);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
-    return norm(x);
+    return lockstep::call(norm, x);
   }
   torch::nn::BatchNorm1d norm{nullptr};
 };

@@ -2,6 +2,7 @@
 // backward, random numbers, parameters that are complex or have no elements.
 #include <torch/torch.h>
 
+#include "lockstep/parallel/call.h"
 #include "lockstep/parallel/functional.h"
 #include "lockstep/parallel/random.h"
 #include "lockstep/parallel/sync_batch_norm.h"
@@ -25,10 +26,10 @@ struct SyncNormBlock : Block {
     }
   }
   bool joins_lanes() const override { return true; }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override { return x; }
   std::vector<at::Tensor> forward_all(const std::vector<Block*>& row,
                                       const std::vector<at::Tensor>& xs) override {
-    if (sync) return {sync(xs[0])};
+    if (sync) return {lockstep::call(sync, xs[0])};
+    if (row.size() == 1) return {lockstep::call(whole, xs[0])};
     // Statistics of the whole batch, and each lane's own weight and bias.
     std::vector<int64_t> sizes;
     for (const auto& x : xs) sizes.push_back(x.size(0));
@@ -59,7 +60,6 @@ struct GatheredBlock : Block {
     if (world.size() > 1) group = world.split(0);
   }
   bool joins_lanes() const override { return true; }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override { return x; }
   std::vector<at::Tensor> forward_all(const std::vector<Block*>&,
                                       const std::vector<at::Tensor>& xs) override {
     const at::Tensor all = functional::all_gather(at::cat(xs), group);
@@ -83,14 +83,14 @@ struct Recompute : torch::autograd::Function<Recompute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, int64_t layer) {
     context->save_for_backward({x});
     context->saved_data["layer"] = layer;
-    return reinterpret_cast<torch::nn::LinearImpl*>(layer)->forward(x);
+    return lockstep::call(*reinterpret_cast<torch::nn::LinearImpl*>(layer), x);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    auto* layer = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    auto& layer = *reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
     const auto x = context->get_saved_variables()[0].detach().requires_grad_(true);
     {
       const at::AutoGradMode enable_grad(true);
-      layer->forward(x).backward(gradients[0]);
+      lockstep::call(layer, x).backward(gradients[0]);
     }
     return {x.grad(), {}};
   }

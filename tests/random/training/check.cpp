@@ -64,7 +64,8 @@ double tolerance_of(const Program& program, at::ScalarType dtype) {
   if (dtype == at::kHalf || program.has_layer("linear_float16")) return 2e-2;
   if (dtype == at::kFloat || dtype == at::kComplexFloat || program.has_layer("linear_float32") ||
       program.has_layer("complex") || program.has("reduce_dtype")) {
-    return 1e-5;
+    // Fsdp averages each backward's gradients by themselves.
+    return program.has("fsdp") ? 1e-4 : 1e-5;
   }
   return 1e-9;
 }

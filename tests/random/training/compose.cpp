@@ -64,6 +64,7 @@ const std::vector<FeatureKind>& all_features() {
     add_lane_features(made);
     add_lifetime_features(made);
     add_optimizer_features(made);
+    add_sharding_features(made);
     return made;
   }();
   return kinds;

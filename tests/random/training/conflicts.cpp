@@ -73,11 +73,25 @@ const std::vector<Conflict>& conflicts() {
         {"lanes", "plateau", "give LaneMean::mean()", {}},
         {"lanes", "tensor_hooks", {}, "each rank's hook is its own, and a lane has none"},
         {"lanes", "ignore", {}, "a rank's own gradients are those of the lanes that it runs"},
+        {"fsdp", "embedding_sparse", "belongs to a layer with sparse gradients", {}},
+        {"fsdp", "zero", "is an Fsdp's part of one", {}},
+        {"fsdp", "optimizer_broadcast", "the state of an Fsdp's shards differs", {}},
+        {"fsdp", "averager", "is sharded over the ranks and has no memory outside of its", {}},
+        {"fsdp", "check_same", "is sharded over the ranks and has no memory outside of its", {}},
+        {"fsdp", "join", {}, "Fsdp is not Joinable"},
+        {"fsdp", "load", {}, "parameters are written as shards"},
+        {"fsdp", "reattach", {}, "its shards are others, and an optimizer's another"},
+        {"fsdp", "refresh", {}, "Ddp::refresh(); Fsdp refuses what is unfrozen later"},
         {"resume", "join", {}, "ranks without a batch are in no such step"},
         {"resume", "local_sgd", {}, "ranks are not alike on purpose"},
         {"resume", "ignore", {}, "ranks are not alike on purpose"},
         {"resume", "buffers", {}, "ranks are not alike on purpose"},
     };
+    // Fsdp is in Ddp's place.
+    for (const std::string option : {"unused_error", "check_same_every", "hook_all_reduce",
+                                     "hook_cast", "hook_power_sgd", "hook_top_k", "local_sgd"}) {
+      made.push_back({"fsdp", option, {}, "an option of Ddp"});
+    }
     for (const std::string averaging : {"reduce_dtype", "hook_all_reduce", "hook_cast",
                                         "hook_power_sgd", "hook_top_k", "local_sgd"}) {
       made.push_back({"lanes", averaging, "it averages over ranks, and with lanes", {}});

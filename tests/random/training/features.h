@@ -45,6 +45,7 @@ void add_input_features(std::vector<FeatureKind>& kinds);
 void add_lane_features(std::vector<FeatureKind>& kinds);
 void add_lifetime_features(std::vector<FeatureKind>& kinds);
 void add_optimizer_features(std::vector<FeatureKind>& kinds);
+void add_sharding_features(std::vector<FeatureKind>& kinds);
 
 const std::vector<FeatureKind>& all_features();
 std::vector<std::unique_ptr<Feature>> make_features(const Program& program);

@@ -17,8 +17,9 @@ struct HeldBackwards : Feature {
   void plan(Training& training) override {
     Random random(seed);
     const int count = static_cast<int>(random.between(2, 3));
-    const bool equal = random.chance(0.5) || training.program.has_layer("sync_batch_norm") ||
-                       training.program.has_layer("gathered");
+    const Program& program = training.program;
+    const bool equal = random.chance(0.5) || program.has_layer("sync_batch_norm") ||
+                       program.has_layer("gathered") || program.has("fsdp");
     training.micros = [=](int part) { return equal ? count : 1 + part % count; };
   }
   uint64_t seed;
@@ -113,7 +114,7 @@ struct GlobalMeans : Feature {
     for (size_t i = 0; i < training.lanes.size(); ++i) {
       std::vector<at::Tensor> parameters;
       for (const auto& model : training.lanes[i].models) {
-        const auto own = model.net->parameters();
+        const auto own = model.parameters();
         parameters.insert(parameters.end(), own.begin(), own.end());
       }
       if (training.on_rank()) {

@@ -19,10 +19,11 @@ struct Clearing : Feature {
     if (kind == 4) return true;
     // In one process ddp.zero_grad() is this, too.
     if (kind == 5) return false;
+    const bool sharded = training.program.has("fsdp");  // whose module's cannot become zeros
     if (kind < 2) {
       model.optimizer->zero_grad(/*set_to_none=*/kind == 0);
     } else {
-      model.net->zero_grad(/*set_to_none=*/kind == 2);
+      model.net->zero_grad(/*set_to_none=*/kind == 2 || sharded);
     }
     model.reached.clear();
     return true;
@@ -33,7 +34,7 @@ struct Clearing : Feature {
 std::vector<at::Tensor> parameters_of(const Lane& lane) {
   std::vector<at::Tensor> parameters;
   for (const auto& model : lane.models) {
-    const auto own = model.net->parameters();
+    const auto own = model.parameters();
     parameters.insert(parameters.end(), own.begin(), own.end());
   }
   return parameters;
@@ -82,7 +83,21 @@ struct ClipNorm : Feature {
     const double most = random.pick({0.05, 0.5, 5.0});
     const double type = random.pick({2.0, 1.0, std::numeric_limits<double>::infinity()});
     for (Lane* lane : training.stepping()) {
-      parallel::clip_grad_norm_(parameters_of(*lane), most, {.norm_type = type});
+      if (!training.program.has("fsdp")) {
+        parallel::clip_grad_norm_(parameters_of(*lane), most, {.norm_type = type});
+        continue;
+      }
+      for (Model& model : lane->models) {
+        if (model.fsdp) {
+          model.fsdp->clip_grad_norm_(most, type);
+        } else {
+          auto parameters = model.net->parameters();
+          std::erase_if(parameters, [&](const at::Tensor& parameter) {
+            return is_ignored(training, *model.net, parameter);
+          });
+          parallel::clip_grad_norm_(parameters, most, {.norm_type = type});
+        }
+      }
     }
   }
   uint64_t seed;

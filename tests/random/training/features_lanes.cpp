@@ -18,16 +18,19 @@ struct Lanes : Feature {
 
 }  // namespace
 
-void run_lanes(Training& training) {
+namespace {
+
+template <class Parallel>
+void run(Training& training, std::unique_ptr<Parallel> Model::*parallel) {
   Lane& own = training.lanes[0];
   auto& models = own.models;
   const int rank = own.rank;
   const size_t known = own.losses.size();
-  parallel::LaneMean mean(*models[0].ddp);
+  parallel::LaneMean mean(*(models[0].*parallel));
   const StepKey key{.seed = training.program.seed, .step = training.step};
-  for (const lockstep::Lane lane : training.models == 1
-                                       ? models[0].ddp->lanes(key)
-                                       : models[0].ddp->lanes(key, *models[1].ddp)) {
+  for (const lockstep::Lane lane :
+       training.models == 1 ? (models[0].*parallel)->lanes(key)
+                            : (models[0].*parallel)->lanes(key, *(models[1].*parallel))) {
     own.rank = static_cast<int>(lane.index);
     for (training.round = training.micros(own.rank); training.round-- > 0;) {
       const int round = training.round;
@@ -36,7 +39,7 @@ void run_lanes(Training& training) {
         for (int model = 0; model < training.models; ++model) {
           training.model = model;
           std::optional<parallel::Hold> hold;
-          if (!is_last) hold.emplace(models[static_cast<size_t>(model)].ddp->hold());
+          if (!is_last) hold.emplace(models[static_cast<size_t>(model)].hold());
           const auto loss = losses(training, {&own}, static_cast<size_t>(model),
                                    round + 10 * backward + 50 * model);
           bool done = false;
@@ -52,6 +55,12 @@ void run_lanes(Training& training) {
   own.rank = rank;
   own.losses.resize(known);
   own.losses.push_back(mean.mean());
+}
+
+}  // namespace
+
+void run_lanes(Training& training) {
+  training.sharding ? run(training, &Model::fsdp) : run(training, &Model::ddp);
 }
 
 void add_lane_features(std::vector<FeatureKind>& kinds) {

@@ -213,7 +213,8 @@ struct Resumed : Feature {
     auto checkpoints = std::make_unique<Checkpointer>(training.group, folder, options);
     for (auto& model : training.lanes[0].models) {
       const std::string number = std::to_string(&model - training.lanes[0].models.data());
-      checkpoints->track("net" + number, *model.net);
+      model.fsdp ? checkpoints->track("net" + number, *model.fsdp)
+                 : checkpoints->track("net" + number, *model.net);
       if (model.zero != nullptr) {
         checkpoints->track("optimizer" + number, *model.zero);
       } else {
@@ -228,7 +229,7 @@ struct Resumed : Feature {
   static void spoil(Lane& lane) {
     const at::NoGradGuard no_grad;
     for (auto& model : lane.models) {
-      for (const auto& parameter : model.net->parameters()) parameter.fill_(0.5);
+      for (const auto& parameter : model.parameters()) parameter.fill_(0.5);
       for (const auto& buffer : model.net->buffers()) buffer.fill_(3);
       for (auto& group : model.optimizer->param_groups()) group.options().set_lr(77);
       if (model.zero == nullptr) model.optimizer->state().clear();

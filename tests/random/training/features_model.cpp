@@ -16,8 +16,11 @@ struct TwoModels : Feature {
 struct UnusedBlocks : Feature {
   explicit UnusedBlocks(const Part& part) : seed(part.seed) {}
   static bool applies(const Program& program) { return !program.layers.empty(); }
-  void build(Training&, Lane&, Net& net) override {
-    net.skips = [seed = seed](size_t block, const Moment& moment) {
+  void build(Training& training, Lane&, Net& net) override {
+    // Under Fsdp all ranks call the same units.
+    const bool alike = training.program.has("fsdp");
+    net.skips = [seed = seed, alike](size_t block, Moment moment) {
+      if (alike) moment.lane = 0;
       Random random(seed + block);
       const auto phase = random.below(3);
       switch (random.below(7)) {

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include "lockstep/parallel/call.h"
+
 namespace lockstep::test::training {
 namespace {
 
@@ -49,6 +51,16 @@ void Net::tie(size_t i, size_t j) {
   replace_module("b" + std::to_string(j), blocks_[i]);
 }
 
+at::Tensor Net::forward(const at::Tensor& x, const at::Tensor& tokens, const Moment& moment) {
+  at::Tensor y = x;
+  for (size_t block = 0; block < blocks_.size(); ++block) {
+    const bool joins = blocks_[block]->joins_lanes();
+    if (!joins && skips && skips(block, moment)) continue;
+    y = lockstep::call(blocks_[block], y, tokens, moment);
+  }
+  return at::mv(y, head_);
+}
+
 std::vector<at::Tensor> Net::forward(const std::vector<Net*>& nets,
                                      const std::vector<Batch>& batches,
                                      const std::vector<Moment>& moments) {
@@ -57,6 +69,7 @@ std::vector<at::Tensor> Net::forward(const std::vector<Net*>& nets,
     xs.push_back(batch.data);
     tokens.push_back((batch.data.select(1, 0).abs() * 1000).to(at::kLong).remainder(kTokens));
   }
+  if (nets.size() == 1) return {lockstep::call(*nets[0], xs[0], tokens[0], moments[0])};
   for (size_t block = 0; block < nets[0]->blocks_.size(); ++block) {
     if (nets[0]->blocks_[block]->joins_lanes()) {
       std::vector<Block*> row;

@@ -35,8 +35,10 @@ struct Moment {
 class Block : public torch::nn::Module {
  public:
   // x is n x 6; tokens are n of int64 below kTokens.
-  virtual at::Tensor forward(const at::Tensor& x, const at::Tensor& tokens,
-                             const Moment& moment) = 0;
+  virtual at::Tensor forward(const at::Tensor& x, const at::Tensor& tokens, const Moment& moment) {
+    (void)tokens, (void)moment;
+    return forward_all({this}, {x}).at(0);
+  }
   // Of several ranks together, where a rank's output depends on the others' input. In one process
   // the row holds every rank's block; a rank has but its own.
   virtual bool joins_lanes() const { return false; }
@@ -59,7 +61,9 @@ class Net : public torch::nn::Module {
 
   Skips skips;
 
-  // Outputs, n each, of all lanes that this process computes for: nets[i] is lane i's.
+  // Outputs, n, of the lane that this process computes for; to be called by lockstep::call().
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& tokens, const Moment& moment);
+  // The same, n each, of all lanes that this process computes for: nets[i] is lane i's.
   static std::vector<at::Tensor> forward(const std::vector<Net*>& nets,
                                          const std::vector<Batch>& batches,
                                          const std::vector<Moment>& moments);

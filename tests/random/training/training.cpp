@@ -53,6 +53,9 @@ Lane make_lane(Training& training, int rank) {
 void attach(Training& training, Model& model) {
   if (training.alone) {
     watch(model);
+  } else if (training.sharding) {
+    model.fsdp =
+        std::make_unique<parallel::Fsdp>(*model.net, training.group, training.sharding(*model.net));
   } else {
     model.ddp = std::make_unique<Ddp>(*model.net, training.group, training.options);
   }
@@ -61,7 +64,7 @@ void attach(Training& training, Model& model) {
   };
   // libtorch's optimizers step a parameter that they are given twice, twice.
   std::vector<at::Tensor> parameters;
-  for (const auto& parameter : model.net->parameters()) {
+  for (const auto& parameter : model.parameters()) {
     const auto is_it = [&](const at::Tensor& other) { return other.is_same(parameter); };
     if (parameter.requires_grad() && std::ranges::none_of(parameters, is_it)) {
       parameters.push_back(parameter);
@@ -130,7 +133,10 @@ void clear_gradients(Training& training) {
         cleared = cleared || feature->clear(training, *lane, model);
       }
       if (cleared) continue;
-      if (model.ddp) {
+      if (model.fsdp) {
+        model.fsdp->zero_grad();
+        for (const auto& parameter : model.parameters()) parameter.mutable_grad().reset();
+      } else if (model.ddp) {
         model.ddp->zero_grad();
       } else {
         model.net->zero_grad();
@@ -183,39 +189,20 @@ void run_step(Training& training) {
       for (int model = 0; model < training.models; ++model) {
         training.model = model;
         std::optional<parallel::Hold> hold;
-        if (round > 0 && training.on_rank()) hold.emplace(taking[0]->models[model].ddp->hold());
+        if (round > 0 && training.on_rank()) hold.emplace(taking[0]->models[model].hold());
         const auto loss = losses(training, taking, model, round + 10 * backward + 50 * model);
         bool done = false;
         for (const auto& feature : training.features) {
           done = done || feature->backward(training, loss);
         }
         if (!done) loss.backward();
-        if (round == 0 && training.alone) average(training, model);
+        // Lanes are averaged once, when all have run both.
+        const bool is_last = training.program.lanes() == 0 || backward + 1 == training.backwards;
+        if (round == 0 && training.alone && is_last) average(training, model);
       }
     }
   }
   rest_of_step(training);
-}
-
-State state_of(const Lane& lane) {
-  State state;
-  for (size_t i = 0; i < lane.models.size(); ++i) {
-    const std::string prefix = "model " + std::to_string(i) + " ";
-    const Net& net = *lane.models[i].net;
-    for (const auto& item : net.named_parameters()) {
-      state.emplace_back(prefix + item.key(), item.value().detach());
-      const at::Tensor& gradient = item.value().grad();
-      state.emplace_back(prefix + item.key() + " gradient", !gradient.defined() ? at::Tensor()
-                                                            : gradient.is_sparse()
-                                                                ? gradient.detach().to_dense()
-                                                                : gradient.detach());
-    }
-    for (const auto& item : net.named_buffers()) {
-      state.emplace_back(prefix + item.key() + " buffer", item.value());
-    }
-  }
-  state.emplace_back("losses", torch::tensor(lane.losses, at::kDouble));
-  return state;
 }
 
 }  // namespace
@@ -287,7 +274,7 @@ std::vector<State> train(const Program& program, const Group& group, Who who) {
   }
   for (const auto& feature : training.features) feature->end(training);
   std::vector<State> states;
-  for (const auto& lane : training.lanes) states.push_back(state_of(lane));
+  for (const auto& lane : training.lanes) states.push_back(state_of(lane, training.group));
   return states;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "random/training/net.h"
 
@@ -22,13 +23,19 @@ class Feature;
 
 struct Model {
   std::shared_ptr<Net> net;
-  std::unique_ptr<parallel::Ddp> ddp;  // on ranks
+  // On ranks one of these.
+  std::unique_ptr<parallel::Ddp> ddp;
+  std::unique_ptr<parallel::Fsdp> fsdp;
   std::unique_ptr<Optimizer> optimizer;
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, if it is one
   // In one process: which parameters got a gradient since the last average.
   std::unordered_map<const void*, bool> reached;
   // And what gradient it had before.
   std::unordered_map<const void*, at::Tensor> earlier;
+
+  // What has gradients and what an optimizer steps: the net's, or this rank's parts of them.
+  std::vector<at::Tensor> parameters() const;
+  parallel::Hold hold();
 };
 
 // What belongs to one rank; where a step is cut into lanes, in one process to one of those.
@@ -60,6 +67,8 @@ struct Training {
   int round = 0;  // of micro-batches, down to 0, which is not under hold()
   int model = 0;  // whose backward runs
   DdpOptions options;
+  // Of a rank's Fsdp, besides what `options` say.
+  std::function<parallel::FsdpOptions(const Net& net)> sharding;
   Rules rules;
   // Backwards of a step in each round, of one part of the whole batch; all but the last under
   // hold().
@@ -117,6 +126,8 @@ enum class Who {
   AllRanks,    // one process with a replica for each; the states of all
   WholeBatch,  // one process with one model, which sees all ranks' samples at once; its state
 };
+// After the last step; every rank calls it.
+State state_of(const Lane& lane, const Group& group);
 std::vector<State> train(const Program& program, const Group& group, Who who);
 
 // Forwards of the model's lanes, and the sum of their losses.

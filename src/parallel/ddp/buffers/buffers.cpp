@@ -30,15 +30,17 @@ std::vector<at::Tensor> broadcast_ones(const std::vector<Named>& buffers, Buffer
   return tensors;
 }
 
-// `place` is contiguous. -0 differs from 0, and a NaN from another one, but not from itself.
-bool same_bytes(const at::Tensor& tensor, const at::Tensor& place) {
-  const at::Tensor own = own_elements(tensor).resolve_conj().resolve_neg().contiguous();
-  return own.scalar_type() == place.scalar_type() && own.sizes() == place.sizes() &&
-         (own.nbytes() == 0 ||
-          std::memcmp(own.const_data_ptr(), place.const_data_ptr(), own.nbytes()) == 0);
-}
-
 }  // namespace
+
+bool same_bytes(const at::Tensor& tensor, const at::Tensor& elements) {
+  const auto plain = [](const at::Tensor& any) {
+    return any.resolve_conj().resolve_neg().contiguous();
+  };
+  const at::Tensor own = plain(own_elements(tensor)), other = plain(elements);
+  return own.scalar_type() == other.scalar_type() && own.sizes() == other.sizes() &&
+         (own.nbytes() == 0 ||
+          std::memcmp(own.const_data_ptr(), other.const_data_ptr(), own.nbytes()) == 0);
+}
 
 std::vector<int> all_ranks(const Group& group) {
   std::vector<int> ranks(group.size());

@@ -16,6 +16,9 @@
 namespace lockstep::parallel {
 
 std::vector<int> all_ranks(const Group& group);
+// Whether a buffer on the CPU has these elements. -0 differs from 0, and a NaN from another one, but
+// not from itself.
+bool same_bytes(const at::Tensor& tensor, const at::Tensor& elements);
 
 // Broadcast, or (Buffers::Average) floating-point and complex ones averaged and the rest broadcast.
 class BufferSync {
@@ -76,6 +79,7 @@ class BufferSync {
   void write(size_t buffer) const { write(buffer, places_[buffer]); }
   void write(size_t buffer, const at::Tensor& value) const;
   void compare();
+  bool is_changed_in_lane(size_t buffer) const;
   // This rank's buffers become those that the first of all lanes left.
   void restore_first_lane();
 

@@ -49,6 +49,13 @@ void BufferSync::begin_lane() {
   }
 }
 
+// After compare(). A step may begin with others than the last one left, and a lane lead from those
+// to just these: num_batches_tracked of a checkpoint that is one step old.
+bool BufferSync::is_changed_in_lane(size_t buffer) const {
+  return changed_[buffer] ||
+         (lanes_->start_changed && !same_bytes(buffers_[buffer].tensor, lanes_->start[buffer]));
+}
+
 // A buffer that this lane did not change counts as changed where an earlier lane changed it: that
 // costs a copy and changes no bit.
 void BufferSync::end_lane(int64_t own_lane) {
@@ -56,7 +63,7 @@ void BufferSync::end_lane(int64_t own_lane) {
   if (buffers_.empty()) return;
   compare();
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    lanes_->changed[i] = lanes_->changed[i] || changed_[i];
+    lanes_->changed[i] = lanes_->changed[i] || is_changed_in_lane(i);
   }
   if (lanes_->plan->sum.lanes().begin + own_lane == 0 && lanes_->plan->own_lanes() > 1) {
     lanes_->first.clear();
@@ -85,7 +92,7 @@ void BufferSync::abandon_lanes() {
   const at::NoGradGuard no_grad;
   compare();  // the lane that a loop is in
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (lanes_->changed[i] || changed_[i]) write(i, lanes_->start[i]);
+    if (lanes_->changed[i] || is_changed_in_lane(i)) write(i, lanes_->start[i]);
   }
 }
 
