@@ -135,6 +135,7 @@ TEST(Csv, BadRowsAreErrorsWithTheirLine) {
   EXPECT_THAT(refused("1e999,4\n"), HasSubstr("'1e999' is infinite"));
   EXPECT_EQ(refused("1e-999,4\n"), "nothing");
   EXPECT_THAT(refused("\"3\"3,4\n"), HasSubstr("text after a closing quote"));
+  EXPECT_THAT(refused("3,\"4\"\r5,\"6\"\r"), HasSubstr("its lines end with CR alone"));
   EXPECT_THAT(refused("\"3,4\n5,6\n"), HasSubstr("t.csv:3: a quote that is never closed"));
 }
 

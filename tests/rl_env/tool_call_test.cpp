@@ -45,6 +45,20 @@ TEST(ToolCallText, ArgumentsMayBeATextOnce) {
   EXPECT_THAT(fault(call("1")), HasSubstr("not an object"));
 }
 
+// Python keeps all digits; as a double it would be another number.
+TEST(ToolCallText, NoWholeNumberIsRounded) {
+  const auto call = [](const std::string& number) {
+    return "<tool_call>{\"name\":\"f\",\"arguments\":{\"n\":" + number + "}}</tool_call>";
+  };
+  for (const std::string number : {"18446744073709551615", "-9223372036854775808", "1e+25", "0"}) {
+    EXPECT_EQ(parse_agent_text(call(number)).calls.at(0).arguments, "{\"n\": " + number + "}");
+  }
+  for (const std::string number : {"18446744073709551616", "-9223372036854775809"}) {
+    EXPECT_THAT(fault(call(number)), HasSubstr(number + " is a whole number beyond 64 bits"));
+  }
+  EXPECT_EQ(fault(call("\"99999999999999999999\"")), "");
+}
+
 TEST(ToolCallText, EachDamageIsNamed) {
   const std::string good = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
   EXPECT_EQ(fault(good), "");

@@ -32,7 +32,8 @@ enum class BadImages {
 // How images are read.
 struct ImageFolderOptions {
   int64_t size = 224;    // height and width
-  int64_t channels = 3;  // 3: RGB; 1: grey, as PIL converts ("L")
+  int64_t channels = 3;  // 3: RGB; 1: grey, as PIL converts ("L"), which of 16 bits
+                         // clips at 255 where this keeps the upper 8
   ImageFit fit = ImageFit::Crop;
   // A pixel v of 0..255 becomes (v / 255 - mean) / deviation by channel; when not given, those of
   // ImageNet, or of grey images 0.5 and 0.5.

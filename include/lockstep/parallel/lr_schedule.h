@@ -19,7 +19,7 @@ struct Schedule {
 // Options of constant_lr().
 struct ConstantOptions {
   double factor = 1.0 / 3;
-  int64_t steps = 5;  // then the group's own rate
+  int64_t steps = 5;  // then the group's own rate; 0: that at once, where PyTorch keeps the factor
 };
 
 // Options of linear_lr().

@@ -39,7 +39,7 @@ struct AgentTurn {
 };
 
 // Reads a message without its <|im_end|>. Never throws for what it reads. The arguments may be an
-// object, or a text that holds one.
+// object, or a text that holds one; whole numbers beyond 64 bits are a fault.
 AgentTurn parse_agent_text(std::string_view text, const ToolCallOptions& options = {});
 
 }  // namespace lockstep::rl

@@ -84,7 +84,11 @@ void CsvRecords::read_quoted() {
     fields_.push_back(inner);
   }
   if (at_line_end() || bytes_[position_] == delimiter_) return;
-  fault_ = "text after a closing quote";
+  // A '\r' here is not followed by a '\n'.
+  fault_ =
+      bytes_[position_] == '\r'
+          ? "its lines end with CR alone, like those of old Macs: they have to end with LF or CRLF"
+          : "text after a closing quote";
   while (!at_line_end() && bytes_[position_] != delimiter_) ++position_;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -72,6 +73,23 @@ std::string python_json(const Json& value) {
   return out;
 }
 
+namespace {
+
+// The library would round a whole number beyond 64 bits, which may be a card's or an order's.
+void refuse_too_long(std::string_view number) {
+  if (number.find_first_of(".eE") != std::string_view::npos) return;
+  int64_t negative = 0;
+  uint64_t other = 0;
+  const char *begin = number.data(), *end = begin + number.size();
+  const auto error = number.front() == '-' ? std::from_chars(begin, end, negative).ec
+                                           : std::from_chars(begin, end, other).ec;
+  if (error != std::errc::result_out_of_range) return;
+  throw Json::other_error::create(
+      599, fmt::format("{} is a whole number beyond 64 bits", number.substr(0, 40)), nullptr);
+}
+
+}  // namespace
+
 Json parse_nested(std::string_view text) {
   // The library's parser does not recurse, so that depth only matters to those who write.
   int depth = 0;
@@ -90,6 +108,10 @@ Json parse_nested(std::string_view text) {
       }
     } else if (c == '}' || c == ']') {
       --depth;
+    } else if (c == '-' || (c >= '0' && c <= '9')) {
+      const size_t end = std::min(text.find_first_not_of("+-.0123456789eE", i), text.size());
+      refuse_too_long(text.substr(i, end - i));
+      i = end - 1;
     }
   }
   return Json::parse(text.begin(), text.end());
