@@ -12,6 +12,7 @@
 
 #include "data/loader/ahead.h"
 #include "data/loader/batch_maker.h"
+#include "data/loader/divided_order.h"
 #include "data/loader/loader_shared.h"
 #include "data/loader/step_cursor.h"
 #include "lockstep/core/error.h"
@@ -213,6 +214,7 @@ int64_t Loader::begin(int64_t epoch) {
     shared.sampler.restore(*std::exchange(shared.restored, std::nullopt));
   }
   shared.state = shared.sampler.state();
+  note_order(shared.state, shared.part);
   return batches_of(shared.sampler.size(), shared.options);
 }
 

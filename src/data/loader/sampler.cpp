@@ -5,8 +5,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
+#include "data/loader/divided_order.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {
@@ -17,7 +19,18 @@ std::string order_text(const SamplerState& state) {
                      state.shuffle ? "shuffled" : "not shuffled");
 }
 
+std::atomic<uint64_t> last_order = 0;
+
 }  // namespace
+
+void note_order(const SamplerState& state, const Shard& part) {
+  if (part.count == 1) return;
+  // What the permutation is drawn with.
+  const uint64_t seed = static_cast<uint64_t>(state.seed) + static_cast<uint64_t>(state.epoch);
+  last_order = state.shuffle ? (seed << 2) + 2 : 1;
+}
+
+uint64_t divided_order() { return last_order; }
 
 DistributedSampler::DistributedSampler(int64_t length, Shard part, SamplerOptions options)
     : length_(length), part_(part), options_(options) {
@@ -62,6 +75,7 @@ DistributedSampler DistributedSampler::of_part(int64_t index) const {
 }
 
 std::vector<int64_t> DistributedSampler::indices() const {
+  note_order(state(), part_);
   std::vector<int64_t> all(static_cast<size_t>(size_));
   for (int64_t i = 0; i < size_; ++i) all[static_cast<size_t>(i)] = (*this)[i];
   return all;

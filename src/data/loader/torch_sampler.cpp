@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "data/loader/divided_order.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 
@@ -109,6 +110,7 @@ std::optional<std::vector<size_t>> TorchSampler::next(size_t batch_size) {
   state_->is_over = count == 0;
   if (state_->is_over) return std::nullopt;
   ++state_->asked;
+  note_order(sampler.state(), state_->part);
   std::vector<size_t> indices(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     indices[static_cast<size_t>(i)] = static_cast<size_t>(sampler[i]);

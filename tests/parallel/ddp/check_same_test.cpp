@@ -1,6 +1,8 @@
 // Ranks that drift apart are named; an optimizer that one rank loaded comes to all.
 #include "lockstep/parallel/check_same.h"
 
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/metrics.h"
@@ -58,6 +60,29 @@ TEST(CheckSame, NamesTheRankAndTheFirstParameterThatDiffers) {
     EXPECT_THAT(message_of<ConfigError>([&] { check_same(net, world.group()); }),
                 AllOf(HasSubstr("ranks 1, 2 differ from rank 0 (3 ranks)"),
                       HasSubstr("first in parameter 'second.bias'")));
+  });
+}
+
+// A seed of the clock, as programs of one process have it.
+TEST(CheckSame, TheFirstPassComparesTheOrderOfSamples) {
+  const auto run = [](World& world, int64_t seed, bool shuffle, int64_t count) {
+    torch::manual_seed(1);
+    torch::nn::Linear net(2, 1);
+    Ddp ddp(net, world.group());
+    data::TensorDataset samples(torch::ones({8, 2}), torch::ones({8}));
+    data::Loader loader(samples, Shard{count == 1 ? 0 : world.rank(), count},
+                        {.batch_size = 2, .seed = seed, .shuffle = shuffle});
+    for (auto [x, y] : loader.epoch(0)) net(x).sum().backward();
+  };
+  spawn(2, [&](World& world) {
+    const std::string error =
+        message_of<ConfigError>([&] { run(world, world.rank(), /*shuffle=*/true, 2); });
+    EXPECT_THAT(error, HasSubstr("rank 1 differs from rank 0 (2 ranks), first in the order in "
+                                 "which a Loader or sampler divides the samples"));
+    EXPECT_THAT(error, HasSubstr("some samples come twice and some never"));
+    run(world, 5, /*shuffle=*/true, 2);
+    run(world, world.rank(), /*shuffle=*/false, 2);
+    run(world, world.rank(), /*shuffle=*/true, 1);  // each rank draws from all by itself
   });
 }
 

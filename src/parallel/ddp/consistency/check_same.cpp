@@ -8,6 +8,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "data/loader/divided_order.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "parallel/ddp/consistency/compare_ranks.h"
@@ -116,11 +117,19 @@ std::string difference(const Inventory& mine, const Group& group) {
                      ranks.size() == 1 ? "s" : "", group.size(), name);
 }
 
+constexpr std::string_view kOrder =
+    "the order in which a Loader or sampler divides the samples (its seed, epoch or shuffle)";
+
 void compare(const Inventory& mine, const Group& group, std::string_view when) {
   const std::string text = difference(mine, group);
   flight::note_comparison(
       fmt::format("{}: {}", when, text.empty() ? "the ranks are the same" : text));
   if (text.empty()) return;
+  if (text.ends_with(kOrder)) {
+    throw ConfigError(fmt::format(
+        "[check_same] {}: {}: some samples come twice and some never. Give all ranks the same",
+        when, text));
+  }
   throw ConfigError(
       fmt::format("[check_same] {}: the ranks' models have diverged: {}. Likely causes: only one "
                   "rank loaded a checkpoint (use broadcast_optimizer), decided by its own loss, "
@@ -134,8 +143,9 @@ constexpr std::string_view kCall = "a call of check_same()";
 }  // namespace
 
 void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
-                   std::string_view when) {
+                   std::string_view when, bool with_order) {
   Inventory mine;
+  if (with_order) mine.add(std::string(kOrder), data::divided_order());
   mine.add(model);
   if (optimizer != nullptr) mine.add(model, *optimizer, Foreign::Skip);
   compare(mine, group, when);

@@ -304,7 +304,7 @@ void Reducer::check_same() {
   Model model = module_.model();
   if (!is_asked || options_.buffers == Buffers::None) model.buffers.clear();
   compare_ranks(model, optimizer_, group_,
-                fmt::format("pass {} of Ddp {}", clock_.count(), caller_));
+                fmt::format("pass {} of Ddp {}", clock_.count(), caller_), is_first);
 }
 
 // The flags say which buffers some rank changed.
