@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/checkpoint/directory.h"
@@ -69,6 +70,41 @@ TEST(SavedRuns, AStepIsSavedOnceWithItsEvaluation) {
       EXPECT_EQ(all[i].metrics.contains("loss"), is_evaluated) << all[i].name;
     }
   }
+}
+
+struct SignalInStep : train::Callback {
+  explicit SignalInStep(int64_t number) : step(number) {}
+  void on_step_begin(const train::RunState& state) override {
+    if (state.step + 1 == step) raise(SIGUSR1);
+  }
+  void on_evaluate(const train::RunState&, train::Requests&) override { ++evaluations; }
+  int64_t step;
+  int evaluations = 0;
+};
+
+// A signal in the run's last step: the start after it evaluates, and no later one.
+TEST(SavedRuns, TheLastEvaluationIsInTheCheckpointThatASignalHasLeftWithoutIt) {
+  const Folder folder;
+  for (int start = 0; start < 3; ++start) {
+    spawn(2, [&](World& world) {
+      seed_everything(1, world);
+      TrainNet net;
+      const auto samples = test::train_samples(80);
+      auto options = test::train_options({});
+      options.max_steps = 6;
+      options.evaluation = {.data = samples, .every_epochs = 0};
+      options.saving = {.directory = folder / "run", .keep_last = 1};
+      const auto counting = std::make_shared<SignalInStep>(6);
+      options.callbacks = {counting};
+      const auto outcome =
+          train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+      EXPECT_EQ(outcome.ended, start == 0 ? train::Ended::Preempted : train::Ended::Finished);
+      EXPECT_EQ(counting->evaluations, start == 1 ? 1 : 0) << start;
+    });
+  }
+  const auto all = checkpoint::list_checkpoints(folder / "run").checkpoints;
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_TRUE(all[0].metrics.contains("loss"));
 }
 
 TEST(SavedRuns, AnEvaluationThatFailsLosesNoSteps) {
