@@ -7,8 +7,14 @@
 
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/directory.h"
+#include "lockstep/train/progress.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -105,6 +111,39 @@ TEST(SavedRuns, TheLastEvaluationIsInTheCheckpointThatASignalHasLeftWithoutIt) {
   const auto all = checkpoint::list_checkpoints(folder / "run").checkpoints;
   ASSERT_EQ(all.size(), 1u);
   EXPECT_TRUE(all[0].metrics.contains("loss"));
+}
+
+// Killed between a checkpoint and the next report, which is a long time off.
+TEST(SavedRuns, TheLogHasEachStepOnceAfterAKill) {
+  const Folder folder;
+  const auto is_written = [&] {
+    return contents(folder / "log/metrics.jsonl").find("save") != std::string::npos;
+  };
+  const auto trains = [&](World& world, int64_t killed_in) {
+    seed_everything(1, world);
+    TrainNet net;
+    const auto samples = test::train_samples(80);
+    auto options = test::train_options({});
+    options.max_steps = 12;
+    options.saving = {.directory = folder / "run", .every_steps = 5, .async = false};
+    options.callbacks = {
+        std::make_shared<train::Monitoring>(
+            world, train::MonitorOptions{.directory = folder / "log", .every_steps = 50}),
+        std::make_shared<test::AtStep>(killed_in, [&] {
+          while (!is_written()) std::this_thread::yield();
+          raise(SIGKILL);
+        })};
+    train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+  };
+  spawn(2, [&](World& world) { trains(world, 7); }, {.doomed = {0, 1}});
+  spawn(2, [&](World& world) { trains(world, 0); });
+  std::vector<std::pair<int64_t, int64_t>> reported;
+  std::istringstream lines(contents(folder / "log/metrics.jsonl"));
+  for (std::string text; std::getline(lines, text);) {
+    const auto line = nlohmann::json::parse(text);
+    if (line["type"] == "step") reported.emplace_back(line["step"], line["steps"]);
+  }
+  EXPECT_THAT(reported, ElementsAre(std::pair(5, 5), std::pair(10, 5), std::pair(12, 2)));
 }
 
 TEST(SavedRuns, AnEvaluationThatFailsLosesNoSteps) {

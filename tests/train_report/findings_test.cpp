@@ -157,6 +157,21 @@ TEST(Findings, ARunThatWasRestartedAndResumedSaysBoth) {
   EXPECT_EQ(run.events[1].text, "resumed from the checkpoint of step 2,000");
 }
 
+// After a checkpoint without it, and before the next one: it is made again.
+TEST(Findings, AnEvaluationThatWasMadeTwiceCountsOnce) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  run.add(EvaluationReport{.step = 50, .metrics = {{"loss", 0.7}}}, 1e9);
+  for (const double loss : {0.4, 0.3}) {
+    run.add(RunStart{.ranks = 1, .resumed_at = 100}, 1e9);
+    run.add(EvaluationReport{.step = 100, .metrics = {{"loss", loss}, {"accuracy", 0.5}}}, 1e9);
+  }
+  const auto& points = run.evaluations.at("loss").points();
+  ASSERT_EQ(points.size(), 2u);
+  EXPECT_EQ(points[1].mean, 0.3);
+  EXPECT_EQ(run.evaluations.at("accuracy").points().size(), 1u);
+}
+
 // A training whose loss falls from report to report, with evaluations after them.
 RunHistory evaluated(const std::vector<double>& losses) {
   RunHistory run;
