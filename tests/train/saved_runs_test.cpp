@@ -267,6 +267,25 @@ TEST(SavedRuns, AResultHasTheStatusThatTheProgramEndsWith) {
   }
 }
 
+TEST(SavedRuns, AResultHasTheValueOfTheBestCheckpoint) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  const auto result = [&] {
+    test::printed(1, config);
+    return nlohmann::json::parse(contents(folder / "run/result.json"));
+  };
+  EXPECT_TRUE(result().at("best_value").is_null());
+  // The first evaluation: the loss falls.
+  config = small_run(folder / "run");
+  config.checkpoint.directory = folder / "saved";
+  config.checkpoint.best_metric = "loss";
+  config.checkpoint.best_mode = "max";
+  const auto best = result();
+  EXPECT_EQ(best.at("best_metric"), "loss");
+  EXPECT_EQ(best.at("best_step"), 20);
+  EXPECT_GT(best.at("best_value"), best.at("metrics").at("loss"));
+}
+
 TEST(SavedRuns, AResumeThatIsRefusedLeavesTheResultAndTheConfiguration) {
   const Folder folder;
   auto config = small_run(folder / "run");
