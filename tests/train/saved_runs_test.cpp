@@ -34,6 +34,7 @@ using test::TrainNet;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 using Losses = std::map<std::string, double>;
 
@@ -284,6 +285,19 @@ TEST(SavedRuns, AResultHasTheValueOfTheBestCheckpoint) {
   EXPECT_EQ(best.at("best_metric"), "loss");
   EXPECT_EQ(best.at("best_step"), 20);
   EXPECT_GT(best.at("best_value"), best.at("metrics").at("loss"));
+}
+
+TEST(SavedRuns, AWarmUpThatIsLongerThanTheRunIsWarnedOf) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.schedule.warmup_steps = 1;
+  config.training.max_steps = 1;
+  testing::internal::CaptureStderr();
+  const std::string said = test::printed(1, config);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("[run] schedule.warmup_steps is 1, and the run has 1 step: it never has"));
+  EXPECT_THAT(said, AllOf(HasSubstr(" after 1 step of warm-up"), HasSubstr("\n1 step; sgd"),
+                          Not(HasSubstr("1 steps"))));
 }
 
 TEST(SavedRuns, AResumeThatIsRefusedLeavesTheResultAndTheConfiguration) {

@@ -145,6 +145,18 @@ TEST(Findings, ARunThatWasResumedByHandWasNotRestarted) {
   EXPECT_EQ(first_run_in(page)["marks"][0]["text"], "resumed from the checkpoint of step 2,000");
 }
 
+TEST(Findings, ARunThatWasPreemptedIsSaidToBeOnTheScreenToo) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  run.add(StepReport{.step = 1, .loss = 1.0}, 1e9 + 1);
+  EXPECT_THAT(findings_of(run)[0].text, HasSubstr("It has come to 1 step in "));
+  EXPECT_THAT(report_page({run}), HasSubstr("1 rank, 1 step, started"));
+  run.add(RunEnd{.step = 1, .outcome = "preempted"}, 1e9 + 2);
+  EXPECT_THAT(run_screen(run, {.width = 200}), HasSubstr("  ended: preempted\n"));
+  run.add(RunEnd{.step = 1, .outcome = "finished"}, 1e9 + 2);
+  EXPECT_THAT(run_screen(run, {.width = 200}), HasSubstr("  ended\n"));
+}
+
 TEST(Findings, ARunThatWasRestartedAndResumedSaysBoth) {
   const RunHistory run = continued({{.resumed_at = 1000, .restart = 1},
                                     {.resumed_at = 2000},
