@@ -36,7 +36,7 @@ LearningRate after(const Warmup& warmup, bool needs_steps,
     Schedule whole;
     whole.lr = [rising, lr = schedule.lr](double base, int64_t step) {
       if (step >= rising) return lr(base, step - rising);
-      return base * static_cast<double>(step) / static_cast<double>(rising);
+      return lr(base, 0) * static_cast<double>(step) / static_cast<double>(rising);
     };
     if (schedule.momentum) {
       whole.momentum = [rising, momentum = schedule.momentum](int64_t step) {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -77,12 +77,15 @@ void Training::call(const Point& point) {
 template <class Point>
 void Training::call_and_agree(const Point& point) {
   if (options_.callbacks.empty()) return;
+  // What was asked for at the step's end is the next step's to agree on.
+  const Requests of_step = std::exchange(requests_, {});
   call(point);
   const CommonPart common(*this);
   const StepSums before{.samples = static_cast<double>(state_.step_samples)};
   StepSums sums = agreed({});
   sums.samples = before.samples;
   note(sums);
+  requests_ = of_step;
   has_agreed_ = false;
 }
 
@@ -299,17 +302,18 @@ void Training::finish() {
   }
   const bool is_saved =
       state_.saved_at == state_.step && !is_evaluated_since_ && owed() == saved_owed_;
-  if (is_evaluated_at_end()) {
+  const bool evaluates = is_evaluated_at_end();
+  if (evaluates) {
     // What is asked for in it, a run that resumes was not asked for.
-    const auto asked = std::pair(requests_, evaluate_now_);
+    const bool is_asked = evaluate_now_;
     is_extra_ = true;
     evaluate_now();
-    std::tie(requests_, evaluate_now_) = asked;
+    evaluate_now_ = is_asked;
   }
   // What was saved in this step already has nothing of the evaluation that has just found it best.
   const bool is_asked = std::exchange(save_now_, false);
   const bool is_due = options_.saving.at_end || ended_ == Ended::Preempted;
-  if (is_asked || (is_due && !is_saved)) save();
+  if (is_asked || (is_due && (!is_saved || evaluates))) save();
   {
     const CommonPart common(*this);
     finish_saving();

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "lanes/training.h"
 #include "lockstep/checkpoint/checkpoint.h"
@@ -109,6 +110,52 @@ TEST(Requests, AreInTheCheckpointOfTheStepThatIsAsked) {
           {.doomed = {0, 1}});
     EXPECT_EQ(left_by(own), expected) << at;
   }
+}
+
+// The last rank asks for a stop after step `at`, or a signal comes in it.
+struct AskingOnce : train::Callback {
+  AskingOnce(int64_t step, int number) : at(step), signal(number) {}
+  void on_step_begin(const RunState& state) override {
+    if (state.step + 1 == at && signal != 0) raise(signal);
+  }
+  void on_step_end(const RunState& state, train::Requests& requests) override {
+    if (state.step == at && state.rank == state.ranks - 1) requests.stop();
+  }
+  int64_t at;
+  int signal;
+};
+
+// What step 5 has besides, and another may not: it evaluates, saves, ends an epoch.
+enum class Besides { Nothing, Evaluation, Save, EpochEnd };
+
+// How a run ends that asks for a stop after step 5.
+std::pair<Ended, int64_t> ended_by(World& world, const std::string& directory, Besides besides,
+                                   int signal) {
+  seed_everything(1, world);
+  const auto samples = test::train_samples(besides == Besides::EpochEnd ? 50 : 80);
+  auto options = test::train_options({{"sgd"}});
+  options.evaluation = {.data = test::train_samples(10, 6),
+                        .every_steps = besides == Besides::Evaluation ? 5 : 0};
+  options.saving = {.directory = directory, .every_steps = besides == Besides::Save ? 5 : 0};
+  options.callbacks = {std::make_shared<AskingOnce>(5, signal)};
+  TrainNet net;
+  const auto outcome = train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+  return {outcome.ended, outcome.state.step};
+}
+
+TEST(Requests, OfAStepsEndHappenAfterTheNextStepWhateverThatStepHasBesides) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const std::pair expected{Ended::Stopped, int64_t{6}};
+    for (int which = 0; which < 4; ++which) {
+      const auto besides = static_cast<Besides>(which);
+      const std::string calm = folder / std::to_string(which), rough = calm + "_left";
+      EXPECT_EQ(ended_by(world, calm, besides, 0), expected) << which;
+      EXPECT_EQ(ended_by(world, rough, besides, SIGUSR1), (std::pair{Ended::Preempted, int64_t{5}}))
+          << which;
+      EXPECT_EQ(ended_by(world, rough, besides, 0), expected) << which;
+    }
+  });
 }
 
 TEST(Requests, AStopThatASignalHasHiddenEndsTheNextRunOnly) {

@@ -5,9 +5,16 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/directory.h"
+#include "lockstep/train/progress.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -27,6 +34,7 @@ using test::TrainNet;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 using Losses = std::map<std::string, double>;
 
@@ -69,6 +77,74 @@ TEST(SavedRuns, AStepIsSavedOnceWithItsEvaluation) {
       EXPECT_EQ(all[i].metrics.contains("loss"), is_evaluated) << all[i].name;
     }
   }
+}
+
+struct SignalInStep : train::Callback {
+  explicit SignalInStep(int64_t number) : step(number) {}
+  void on_step_begin(const train::RunState& state) override {
+    if (state.step + 1 == step) raise(SIGUSR1);
+  }
+  void on_evaluate(const train::RunState&, train::Requests&) override { ++evaluations; }
+  int64_t step;
+  int evaluations = 0;
+};
+
+// A signal in the run's last step: the start after it evaluates, and no later one.
+TEST(SavedRuns, TheLastEvaluationIsInTheCheckpointThatASignalHasLeftWithoutIt) {
+  const Folder folder;
+  for (int start = 0; start < 3; ++start) {
+    spawn(2, [&](World& world) {
+      seed_everything(1, world);
+      TrainNet net;
+      const auto samples = test::train_samples(80);
+      auto options = test::train_options({});
+      options.max_steps = 6;
+      options.evaluation = {.data = samples, .every_epochs = 0};
+      options.saving = {.directory = folder / "run", .keep_last = 1};
+      const auto counting = std::make_shared<SignalInStep>(6);
+      options.callbacks = {counting};
+      const auto outcome =
+          train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+      EXPECT_EQ(outcome.ended, start == 0 ? train::Ended::Preempted : train::Ended::Finished);
+      EXPECT_EQ(counting->evaluations, start == 1 ? 1 : 0) << start;
+    });
+  }
+  const auto all = checkpoint::list_checkpoints(folder / "run").checkpoints;
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_TRUE(all[0].metrics.contains("loss"));
+}
+
+// Killed between a checkpoint and the next report, which is a long time off.
+TEST(SavedRuns, TheLogHasEachStepOnceAfterAKill) {
+  const Folder folder;
+  const auto is_written = [&] {
+    return contents(folder / "log/metrics.jsonl").find("save") != std::string::npos;
+  };
+  const auto trains = [&](World& world, int64_t killed_in) {
+    seed_everything(1, world);
+    TrainNet net;
+    const auto samples = test::train_samples(80);
+    auto options = test::train_options({});
+    options.max_steps = 12;
+    options.saving = {.directory = folder / "run", .every_steps = 5, .async = false};
+    options.callbacks = {
+        std::make_shared<train::Monitoring>(
+            world, train::MonitorOptions{.directory = folder / "log", .every_steps = 50}),
+        std::make_shared<test::AtStep>(killed_in, [&] {
+          while (!is_written()) std::this_thread::yield();
+          raise(SIGKILL);
+        })};
+    train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+  };
+  spawn(2, [&](World& world) { trains(world, 7); }, {.doomed = {0, 1}});
+  spawn(2, [&](World& world) { trains(world, 0); });
+  std::vector<std::pair<int64_t, int64_t>> reported;
+  std::istringstream lines(contents(folder / "log/metrics.jsonl"));
+  for (std::string text; std::getline(lines, text);) {
+    const auto line = nlohmann::json::parse(text);
+    if (line["type"] == "step") reported.emplace_back(line["step"], line["steps"]);
+  }
+  EXPECT_THAT(reported, ElementsAre(std::pair(5, 5), std::pair(10, 5), std::pair(12, 2)));
 }
 
 TEST(SavedRuns, AnEvaluationThatFailsLosesNoSteps) {
@@ -190,6 +266,38 @@ TEST(SavedRuns, AResultHasTheStatusThatTheProgramEndsWith) {
     const auto result = nlohmann::json::parse(contents(folder / "run/result.json"));
     EXPECT_EQ(result["exit_status"], is_wrong ? 2 : 1);
   }
+}
+
+TEST(SavedRuns, AResultHasTheValueOfTheBestCheckpoint) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  const auto result = [&] {
+    test::printed(1, config);
+    return nlohmann::json::parse(contents(folder / "run/result.json"));
+  };
+  EXPECT_TRUE(result().at("best_value").is_null());
+  // The first evaluation: the loss falls.
+  config = small_run(folder / "run");
+  config.checkpoint.directory = folder / "saved";
+  config.checkpoint.best_metric = "loss";
+  config.checkpoint.best_mode = "max";
+  const auto best = result();
+  EXPECT_EQ(best.at("best_metric"), "loss");
+  EXPECT_EQ(best.at("best_step"), 20);
+  EXPECT_GT(best.at("best_value"), best.at("metrics").at("loss"));
+}
+
+TEST(SavedRuns, AWarmUpThatIsLongerThanTheRunIsWarnedOf) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.schedule.warmup_steps = 1;
+  config.training.max_steps = 1;
+  testing::internal::CaptureStderr();
+  const std::string said = test::printed(1, config);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("[run] schedule.warmup_steps is 1, and the run has 1 step: it never has"));
+  EXPECT_THAT(said, AllOf(HasSubstr(" after 1 step of warm-up"), HasSubstr("\n1 step; sgd"),
+                          Not(HasSubstr("1 steps"))));
 }
 
 TEST(SavedRuns, AResumeThatIsRefusedLeavesTheResultAndTheConfiguration) {

@@ -153,6 +153,18 @@ TEST(Parts, APartThatIsUpdatedMoreOftenHasTheScheduleOfTheRun) {
   });
 }
 
+TEST(Rates, OfAWarmUpRiseToTheFirstOneOfTheSchedule) {
+  const auto whole =
+      train::follow([](int64_t steps) { return one_cycle_lr({.steps = steps}); }, {.steps = 10})
+          .schedule(110);
+  const double first = one_cycle_lr({.steps = 100}).lr(1, 0);
+  EXPECT_LT(first, 0.1);
+  EXPECT_EQ(whole.lr(1, 0), 0);
+  EXPECT_EQ(whole.lr(1, 5), first / 2);
+  EXPECT_EQ(whole.lr(1, 10), first);
+  for (int64_t step = 1; step < 39; ++step) EXPECT_GT(whole.lr(1, step), whole.lr(1, step - 1));
+}
+
 TEST(Rates, ThatACallbackSetsAreRefused) {
   for (const int64_t at : {0, 2}) {  // 0: before the run
     spawn(at == 0 ? 1 : 2, [&](World& world) {

@@ -57,7 +57,11 @@ TEST(BeforeStart, AFolderOfCheckpointsIsNoneOfThem) {
                           "name one, such as " +
                           newest + ", or write latest"));
   }
-  EXPECT_EQ(not_started("output_dir: o\ncheckpoint: {resume: '" + newest + "'}"), "nothing");
+  const std::string resuming = "output_dir: o\ncheckpoint: {resume: '" + newest + "'}";
+  EXPECT_THAT(not_started(resuming), HasSubstr("checkpoint.resume: " + newest +
+                                               " has no checkpoint: name the folder of one"));
+  test::write(newest + "/manifest.json", "{}");
+  EXPECT_EQ(not_started(resuming), "nothing");
 }
 
 TEST(BeforeStart, WhatLooksAtEvaluationsNeedsDataForThem) {

@@ -314,7 +314,8 @@ TEST(LoadConfig, KeysThatNeedOthers) {
   expect("resume_from_checkpoint: latest", "needs checkpoint.directory or logging.output_dir");
   expect("training: {early_stopping: {metric: accuracy}}",
          "'accuracy' is none of loss; training.metrics says");
-  expect("training: {early_stopping: {patience: 9}}", "needs training.early_stopping.metric");
+  expect("training: {early_stopping: {patience: 9}}",
+         "needs training.early_stopping.metric, such as loss");
   expect("parallel: {hook_fraction: 0.5}", "needs parallel.hook: top_k");
   expect("data: csv", "run.yaml:1:1: data.kind csv needs data.path");
   expect("launch: {nproc_per_node: 0}", "neither a number from 1 to 4096");

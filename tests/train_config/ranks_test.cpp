@@ -249,6 +249,24 @@ echo "{\"metrics\": {\"mae\": $seed, \"r2\": $seed}}" > $out/result.json
   EXPECT_THAT(run(over + "--metric mae --mode max --out c").said, HasSubstr("best: run-001"));
 }
 
+// Whose last evaluation is not that of the model that is left.
+TEST_F(Ranks, OfASweepThatRestoreTheirBestAreComparedByIt) {
+  trainer(R"sh(
+for word; do case $word in
+  logging.output_dir=*) out=$(echo "${word#*=}" | tr -d '"');;
+  training.seed=*) seed=${word#*=};;
+esac; done
+best="\"best_metric\": \"loss\", \"best_value\": 0.$((5 - seed))"
+echo "{\"metrics\": {\"loss\": $seed, \"mae\": $seed}, $best}" > $out/result.json
+)sh");
+  write("run.yaml", "training: {metrics: [mae]}\ncheckpoint: {best_metric: loss}\n");
+  const std::string over = "sweep run.yaml --over training.seed=1,2 ";
+  const std::string restored = over + "--set checkpoint.restore_best=true ";
+  EXPECT_THAT(run(over + "--out a").said, HasSubstr("best: run-000 (loss = 1)"));
+  EXPECT_THAT(run(restored + "--out b").said, HasSubstr("best: run-001 (loss = 0.3)"));
+  EXPECT_THAT(run(restored + "--metric mae --out c").said, HasSubstr("best: run-000 (mae = 1)"));
+}
+
 // A run would be called by a value that it was not trained with.
 TEST_F(Ranks, OfASweepHaveOneValueOfAKey) {
   trainer(kResult);

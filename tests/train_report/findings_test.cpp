@@ -145,6 +145,18 @@ TEST(Findings, ARunThatWasResumedByHandWasNotRestarted) {
   EXPECT_EQ(first_run_in(page)["marks"][0]["text"], "resumed from the checkpoint of step 2,000");
 }
 
+TEST(Findings, ARunThatWasPreemptedIsSaidToBeOnTheScreenToo) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  run.add(StepReport{.step = 1, .loss = 1.0}, 1e9 + 1);
+  EXPECT_THAT(findings_of(run)[0].text, HasSubstr("It has come to 1 step in "));
+  EXPECT_THAT(report_page({run}), HasSubstr("1 rank, 1 step, started"));
+  run.add(RunEnd{.step = 1, .outcome = "preempted"}, 1e9 + 2);
+  EXPECT_THAT(run_screen(run, {.width = 200}), HasSubstr("  ended: preempted\n"));
+  run.add(RunEnd{.step = 1, .outcome = "finished"}, 1e9 + 2);
+  EXPECT_THAT(run_screen(run, {.width = 200}), HasSubstr("  ended\n"));
+}
+
 TEST(Findings, ARunThatWasRestartedAndResumedSaysBoth) {
   const RunHistory run = continued({{.resumed_at = 1000, .restart = 1},
                                     {.resumed_at = 2000},
@@ -155,6 +167,21 @@ TEST(Findings, ARunThatWasRestartedAndResumedSaysBoth) {
   EXPECT_THAT(finding.text, HasSubstr(" It was restarted 2 times and resumed once."));
   EXPECT_EQ(run.events[0].text, "started again from the checkpoint of step 1,000");
   EXPECT_EQ(run.events[1].text, "resumed from the checkpoint of step 2,000");
+}
+
+// After a checkpoint without it, and before the next one: it is made again.
+TEST(Findings, AnEvaluationThatWasMadeTwiceCountsOnce) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  run.add(EvaluationReport{.step = 50, .metrics = {{"loss", 0.7}}}, 1e9);
+  for (const double loss : {0.4, 0.3}) {
+    run.add(RunStart{.ranks = 1, .resumed_at = 100}, 1e9);
+    run.add(EvaluationReport{.step = 100, .metrics = {{"loss", loss}, {"accuracy", 0.5}}}, 1e9);
+  }
+  const auto& points = run.evaluations.at("loss").points();
+  ASSERT_EQ(points.size(), 2u);
+  EXPECT_EQ(points[1].mean, 0.3);
+  EXPECT_EQ(run.evaluations.at("accuracy").points().size(), 1u);
 }
 
 // A training whose loss falls from report to report, with evaluations after them.

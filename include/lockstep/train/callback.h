@@ -85,7 +85,8 @@ class Callback {
   // After the epoch's evaluation, before its checkpoint.
   virtual void on_epoch_end(const RunState&, Requests&) {}
   virtual void on_evaluate(const RunState&, Requests&) {}
-  // After a checkpoint (one that is written in the background is not on the disk yet).
+  // After a checkpoint (one that is written in the background is not on the disk yet). What is
+  // asked for here is not in it.
   virtual void on_save(const RunState&, Requests&) {}
   // The last call, unless the training ends with an exception.
   virtual void on_train_end(const RunState&) {}

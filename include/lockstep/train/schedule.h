@@ -26,7 +26,8 @@ struct LearningRate {
 };
 
 // The first `steps` steps rise linearly from 0, as transformers' schedules do: step s of them has
-// s / steps of the rate. What comes after counts its steps from there.
+// s / steps of the rate that comes after them, which for one_cycle_lr() is a low one. What comes
+// after counts its steps from there.
 struct Warmup {
   int64_t steps = 0;
   double ratio = 0;  // the same, as a share of the run's steps, rounded up; not with `steps`

@@ -109,6 +109,15 @@ void resumed(const RunConfig& config, const Refuse& refuse) {
                                             folder, folder, name));
     return;
   }
+  std::error_code error;
+  if (!std::filesystem::is_directory(from, error) ||
+      std::filesystem::exists(from + "/manifest.json", error)) {
+    return;
+  }
+  refuse("checkpoint.resume", fmt::format("{} has no checkpoint: name the folder of one, such as "
+                                          "RUN/checkpoints/step-00000100, or write latest for "
+                                          "this run's newest",
+                                          from));
 }
 
 // Lanes give the same on any number of ranks; what is not the same there is refused.

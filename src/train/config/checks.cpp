@@ -138,7 +138,7 @@ void Checks::evaluation() {
   needs_metric("training.early_stopping.metric", training.early_stopping.metric);
   for (const char* name : {"mode", "patience", "min_delta"}) {
     needs(std::string("training.early_stopping.") + name, !training.early_stopping.metric.empty(),
-          "training.early_stopping.metric");
+          "training.early_stopping.metric, such as loss");
   }
   needs_metric("checkpoint.best_metric", config_.checkpoint.best_metric);
   for (const char* name : {"best_mode", "restore_best"}) {

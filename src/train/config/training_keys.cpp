@@ -31,7 +31,8 @@ void add_schedule_keys(KeyList& keys) {
                "one_cycle", "plateau"},
               "How the learning rate develops, in optimizer steps. PyTorch's schedules.");
   keys.add("warmup_steps", AT(schedule.warmup_steps),
-           "Steps in which the rate rises from 0, before the schedule begins.", at_least(0));
+           "Steps in which the rate rises from 0 to the schedule's first one, before it begins.",
+           at_least(0));
   keys.add("warmup_ratio", AT(schedule.warmup_ratio), "The same as a share of all steps.",
            between(0, 1));
   keys.kinds({"linear", "cosine", "polynomial", "plateau"});

@@ -62,8 +62,7 @@ std::string history_text(const RunHistory& run, size_t restarts) {
 }
 
 Finding ending(const RunHistory& run) {
-  const std::string steps =
-      run.last_step() > 0 ? fmt::format("{} steps", with_commas(run.last_step())) : "no step";
+  const std::string steps = run.last_step() > 0 ? counted(run.last_step(), "step") : "no step";
   const std::string time = long_time(run.working_seconds());
   const size_t restarts = restarts_of(run);
   const std::string again = history_text(run, restarts);

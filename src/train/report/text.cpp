@@ -22,6 +22,10 @@ std::string with_commas(int64_t number) {
   return text;
 }
 
+std::string counted(int64_t number, std::string_view what) {
+  return with_commas(number) + " " + std::string(what) + (number == 1 ? "" : "s");
+}
+
 std::string short_time(double seconds) {
   if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);

@@ -11,6 +11,8 @@ namespace lockstep::train {
 double unix_now();
 // "12,345".
 std::string with_commas(int64_t number);
+// "1 step", "12,345 steps".
+std::string counted(int64_t number, std::string_view what);
 // "12.3 ms", "2.05 s", "850 us".
 std::string short_time(double seconds);
 // "3 h 20 min", "2 min 5 s", "12 s": of a run.

@@ -45,7 +45,11 @@ void Monitoring::on_step_end(const RunState& state, Requests&) {
 void Monitoring::on_evaluate(const RunState& state, Requests&) {
   monitor_->evaluation(state.metrics);
 }
-void Monitoring::on_save(const RunState&, Requests&) { monitor_->event("save"); }
+// A run that resumes here makes the steps after it, so that those before have to be in a report.
+void Monitoring::on_save(const RunState&, Requests&) {
+  monitor_->report_rest();
+  monitor_->event("save");
+}
 void Monitoring::on_train_end(const RunState& state) {
   monitor_->report_rest();
   monitor_->finish(state.ended.empty() ? "finished" : state.ended);

@@ -11,6 +11,7 @@
 
 #include "core/files/whole_file.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/parallel/autocast.h"
 #include "train/run/text.h"
 
@@ -30,10 +31,11 @@ std::string batch_text(const TrainerOptions& options, int64_t samples, const com
   const char* const what = lanes > 0 ? "lane" : "rank";
   const auto all = static_cast<double>(options.loader.batch_size) * static_cast<double>(parts) *
                    static_cast<double>(options.accumulation);
-  return fmt::format("batch {} per {} x {} {}{} x {} accumulated = {} samples a step{}",
+  return fmt::format("batch {} per {} x {} {}{} x {} accumulated = {} sample{} a step{}",
                      with_commas(options.loader.batch_size), what, parts, what,
                      parts == 1 ? "" : "s", options.accumulation,
                      all < 1e15 ? with_commas(std::llround(all)) : fmt::format("{:.3g}", all),
+                     all == 1 ? "" : "s",
                      all > static_cast<double>(samples)
                          ? fmt::format(", of which the data have {}", with_commas(samples))
                          : "");
@@ -52,7 +54,7 @@ std::string rate_text(const RunConfig& config, const TrainerOptions& options,
   }
   text += ", " + config.schedule.kind;
   if (config.schedule.warmup_steps > 0) {
-    text += fmt::format(" after {} steps of warm-up", config.schedule.warmup_steps);
+    text += fmt::format(" after {} of warm-up", counted(config.schedule.warmup_steps, "step"));
   } else if (config.schedule.warmup_ratio > 0) {
     text += fmt::format(" after {:g} % of warm-up", 100 * config.schedule.warmup_ratio);
   }
@@ -109,8 +111,15 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
                               precision_text(options.precision)));
   lines.push_back(batch_text(options, data.training->size(), world));
   const auto& state = trainer.state();
+  const int64_t warmup = config.schedule.warmup_steps;
+  if (world.is_main() && state.steps > 0 && warmup >= state.steps) {
+    log::warn(fmt::format(
+        "[run] schedule.warmup_steps is {}, and the run has {}: it never has its full learning "
+        "rate. Give fewer, or schedule.warmup_ratio",
+        warmup, counted(state.steps, "step")));
+  }
   lines.push_back(fmt::format(
-      "{} {}{}; {}", state.steps > 0 ? with_commas(state.steps) : "no fixed number of", "steps",
+      "{}{}; {}", state.steps > 0 ? counted(state.steps, "step") : "no fixed number of steps",
       options.epochs > 0
           ? fmt::format(" in {} epoch{}", options.epochs, options.epochs == 1 ? "" : "s")
           : "",
@@ -153,9 +162,9 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   const int64_t steps = state.step - std::max<int64_t>(state.resumed_at, 0);
   const int64_t samples = state.samples - state.resumed_samples;
   lines.push_back(fmt::format(
-      "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {:.2f} s waiting for other ranks, "
+      "{} in {:.2f} s, {} samples/s; {:.2f} s for data, {:.2f} s waiting for other ranks, "
       "{:.2f} s for evaluations, {:.2f} s for checkpoints",
-      with_commas(steps), busy,
+      counted(steps, "step"), busy,
       with_commas(busy > 0 ? std::llround(static_cast<double>(samples) / busy) : 0),
       state.data_seconds, state.communication_seconds, state.evaluation_seconds,
       state.saving_seconds));
@@ -165,7 +174,7 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   std::vector<std::string> peaks;
   for (const double bytes : ending.peak_bytes) peaks.push_back(memory_text(bytes));
   lines.push_back(fmt::format("peak memory by rank: {}", fmt::join(peaks, ", ")));
-  if (state.skipped > 0) lines.push_back(fmt::format("{} steps made no update", state.skipped));
+  if (state.skipped > 0) lines.push_back(counted(state.skipped, "step") + " made no update");
   if (!ending.outcome.best.empty()) lines.push_back("best checkpoint: " + ending.outcome.best);
   if (!config.logging.output_dir.empty()) lines.push_back("wrote " + config.logging.output_dir);
   return lines;

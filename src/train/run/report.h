@@ -26,7 +26,7 @@ struct Ending {
 std::vector<std::string> summary(const Ending& ending, const RunConfig& config);
 
 // result.json, of a run that has succeeded, and of one that has failed.
-std::string result_json(const Ending& ending, const comm::World& world);
+std::string result_json(const Ending& ending, const RunConfig& config, const comm::World& world);
 // `error` ends the program with `exit_status`.
 std::string result_json(const std::string& error, int exit_status, const RunState& state,
                         const comm::World& world);

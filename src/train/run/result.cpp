@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "lockstep/checkpoint/checkpoint.h"
 #include "train/run/report.h"
 #include "train/run/text.h"
 
@@ -15,12 +16,19 @@ Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nul
 
 }  // namespace
 
-std::string result_json(const Ending& ending, const comm::World& world) {
+std::string result_json(const Ending& ending, const RunConfig& config, const comm::World& world) {
   const auto& state = ending.outcome.state;
   Json metrics = Json::object();
   for (const auto& [name, value] : state.metrics) metrics[name] = number(value);
   const double busy = busy_seconds(state);
   const auto samples = static_cast<double>(state.samples - state.resumed_samples);
+  Json best_metric, best_value, best_step;
+  if (!ending.outcome.best.empty()) {
+    const auto manifest = checkpoint::Checkpoint(ending.outcome.best).manifest();
+    best_metric = config.checkpoint.best_metric;
+    best_value = number(manifest.metrics.at(config.checkpoint.best_metric));
+    best_step = manifest.step;
+  }
   const Json result = {
       {"status", name_of(ending.outcome.ended)},
       {"exit_status", ending.outcome.exit_status()},
@@ -32,6 +40,9 @@ std::string result_json(const Ending& ending, const comm::World& world) {
       {"evaluated_at", state.evaluated_at < 0 ? Json(nullptr) : Json(state.evaluated_at)},
       {"skipped", state.skipped},
       {"best_checkpoint", ending.outcome.best.empty() ? Json(nullptr) : Json(ending.outcome.best)},
+      {"best_metric", best_metric},
+      {"best_value", best_value},
+      {"best_step", best_step},
       {"resumed_at", state.resumed_at < 0 ? Json(nullptr) : Json(state.resumed_at)},
       {"world_size", world.size()},
       {"samples_per_s", number(busy > 0 ? samples / busy : 0)},

@@ -258,7 +258,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     for (const auto& line : summary(ending, config)) out << line << "\n";
     out.flush();
     if (world.is_main() && !files.result.empty()) {
-      write_whole(files.result, result_json(ending, world));
+      write_whole(files.result, result_json(ending, config, world));
     }
     return ending.outcome.exit_status();
   } catch (const std::exception& error) {

@@ -31,6 +31,7 @@ constexpr size_t kMostRuns = 10'000;
 constexpr const char* kSweepFooter =
     R"(Each combination of the values after --over is a run of `lockstep train FILE`, as many at a time as the cores of this
 host allow (--jobs). A run's files and its output, log.txt, are in OUT/run-000 and so on; OUT/sweep.json has all results.
+With checkpoint.restore_best a run counts by its best evaluation, if that is by the same metric, otherwise by its last.
 The file is checked with every combination before the first run starts.
 
 Exit status: 0 when all runs have exited with status 0; 1 when any has not; 2 for a wrong file.
@@ -65,7 +66,9 @@ Json result_of(const SweepRun& run) {
   return result.is_object() ? result : Json();
 }
 
-std::optional<double> number_of(const Json& result, const std::string& metric) {
+// The metric of the model that a run leaves.
+std::optional<double> number_of(const SweepRun& run, const Json& result,
+                                const std::string& metric) {
   const auto at = [](const Json& object, const std::string& name) -> std::optional<double> {
     if (!object.is_object()) return std::nullopt;
     const auto found = object.find(name);
@@ -73,6 +76,9 @@ std::optional<double> number_of(const Json& result, const std::string& metric) {
     return found->get<double>();
   };
   if (!result.is_object()) return std::nullopt;
+  if (run.restores_best && result.value("best_metric", Json()) == metric) {
+    return at(result, "best_value");
+  }
   const Json metrics = result.value("metrics", Json());
   // One that is there and no number was NaN or infinite; the last step's loss does not stand for
   // it.
@@ -237,6 +243,7 @@ std::vector<SweepRun> SweepCommand::plan() {
     }
     refuse_shared_places(config);
     refuse_metric(metric_, config);
+    run.restores_best = config.checkpoint.restore_best;
     if (config.launch.nnodes != "1") {
       throw ConfigError(
           fmt::format("[sweep] launch.nnodes is {}: the runs of a sweep are on this "
@@ -262,7 +269,7 @@ int SweepCommand::report(const std::vector<SweepRun>& runs) const {
   std::set<std::string> metrics = {"loss"};
   for (const SweepRun& run : runs) {
     const Json result = result_of(run);
-    const auto value = number_of(result, metric_);
+    const auto value = number_of(run, result, metric_);
     list.push_back({{"name", run.name},
                     {"folder", run.folder},
                     {"set", run.chosen},
@@ -320,7 +327,7 @@ int SweepCommand::carry_out() {
       {{"OMP_NUM_THREADS", std::to_string(threads)},
        {train::kSourceVariable, train::keep_source(source_)}},
       [this](const SweepRun& run) {
-        const auto value = number_of(result_of(run), metric_);
+        const auto value = number_of(run, result_of(run), metric_);
         const std::string outcome =
             run.status != 0
                 ? fmt::format("failed with status {}: {}/log.txt", run.status, run.folder)

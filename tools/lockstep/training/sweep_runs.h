@@ -12,6 +12,7 @@ struct SweepRun {
   std::string folder;                // its output_dir
   std::vector<std::string> chosen;   // "training.seed=3": what differs from the other runs
   std::vector<std::string> command;  // with its arguments
+  bool restores_best = false;        // it leaves the model of its best checkpoint
   int status = -1;                   // as a shell has it; -1: it has not run
 };
 

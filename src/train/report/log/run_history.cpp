@@ -190,6 +190,11 @@ void RunHistory::add(const LogRecord& record, double time) {
       last = *report;
     }
   } else if (const auto* evaluation = std::get_if<EvaluationReport>(&record)) {
+    // One that a run had made after its checkpoint, and makes again where it resumes.
+    for (const auto& [name, value] : evaluation->metrics) {
+      const auto before = evaluations.find(name);
+      if (before != evaluations.end()) before->second.cut(evaluation->step - 1);
+    }
     add_to(evaluations, evaluation->metrics, evaluation->step);
   } else if (const auto* event = std::get_if<Event>(&record)) {
     add_event(*event);

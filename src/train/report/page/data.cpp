@@ -102,9 +102,9 @@ std::string groups(const std::vector<float>& ranks, size_t together, const Picks
 }
 
 std::string heat_says(const RunHistory& run, size_t together) {
-  std::string text = fmt::format("How long each of {} ranks works a step, over {} steps.",
-                                 with_commas(static_cast<int64_t>(run.ranks.size())),
-                                 with_commas(run.last_step()));
+  std::string text = fmt::format("How long each of {} works a step, over {}.",
+                                 counted(static_cast<int64_t>(run.ranks.size()), "rank"),
+                                 counted(run.last_step(), "step"));
   if (together > 1) text += fmt::format(" A row is the slowest of {} ranks.", together);
   if (run.ranks.size() < 2) return text;
   const std::vector<double> working = work_of_ranks(run);

@@ -337,8 +337,8 @@ std::string report_page(const std::vector<RunHistory>& runs, const PageOptions& 
   const size_t told = run.starts.empty() ? 1 : static_cast<size_t>(run.starts.back().ranks);
   const size_t ranks = run.ranks.empty() ? told : run.ranks.size();
   const std::string line =
-      fmt::format("{}{} rank{}, {} steps, started {}", name.empty() ? "" : name + ": ", ranks,
-                  ranks > 1 ? "s" : "", with_commas(run.last_step()), date(run.first_time));
+      fmt::format("{}{} rank{}, {}, started {}", name.empty() ? "" : name + ": ", ranks,
+                  ranks > 1 ? "s" : "", counted(run.last_step(), "step"), date(run.first_time));
   std::string page = R"(<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -86,7 +86,11 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
   const std::string name = run.starts.empty() ? "" : run.starts.back().name;
   std::string first = printable(label_of(run));
   if (!name.empty() && name != first) first += ": " + printable(name);
-  const char* const state = !run.end ? "" : run.end->failed ? "  failed" : "  ended";
+  std::string state = !run.end ? "" : run.end->failed ? "  failed" : "  ended";
+  // Preempted, stopped, early stopping: why.
+  if (run.end && !run.end->failed && !run.end->outcome.empty() && run.end->outcome != "finished") {
+    state += ": " + printable(shortened(run.end->outcome, kLongText));
+  }
   lines.push_back(colored(first, Color::Bold, style) +
                   colored(state, run.end && run.end->failed ? Color::Red : Color::Green, style));
   if (const std::string text = silence(run, now); !text.empty()) {
