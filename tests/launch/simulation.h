@@ -78,6 +78,7 @@ class Simulation {
   void fail_rank(int host, Failure::Kind kind);
   void interrupt(int host);
   void interrupt_again(int host);
+  void notify(int host);  // of a preemption
   void cut(const std::set<int>& hosts, Time until);
   void freeze(int host, Time until);
   void boot(int host);

@@ -195,6 +195,13 @@ inline void Simulation::interrupt_again(int index) {
   on_node(index, host.attempt, [=, this](Node& node) { node.interrupt(failure, now); });
 }
 
+inline void Simulation::notify(int index) {
+  const Failure failure{.kind = Failure::Kind::Signalled,
+                        .status = kRequeueStatus,
+                        .what = hosts_[index].name + " got SIGUSR1"};
+  on_node(index, hosts_[index].attempt, [=, this](Node& node) { node.interrupt(failure, now); });
+}
+
 inline void Simulation::perform(int index, const Halt& halt) {
   note(fmt::format("host{} halts: {}", index, halt.why));
   Host& host = hosts_[index];

@@ -32,6 +32,11 @@ void Remarks::on_spare(const Join& join, size_t places) {
       fmt::format("{} ({}) is a spare: all {} places are taken", join.host, join.address, places));
 }
 
+void Remarks::on_notified(const Join& join) {
+  lines_.push_back(fmt::format("{} ({}) has to wait: the ranks have been told of a preemption",
+                               join.host, join.address));
+}
+
 void Remarks::on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing) {
   const std::vector<std::string> first(
       late.begin(), late.begin() + static_cast<int>(std::min(late.size(), kMostNames)));
@@ -72,6 +77,11 @@ std::string words_for_a_spare(size_t places) {
       "all {} places of the job are taken: this launcher is a spare, and starts when a host is "
       "lost",
       places);
+}
+
+std::string words_for_the_notified() {
+  return "the ranks of the job have been told of a preemption (SIGUSR1): no host joins them, and "
+         "this launcher starts only if they are started again";
 }
 
 std::string successors(const std::map<uint64_t, std::string>& before,

@@ -20,6 +20,7 @@ class Remarks {
   // The coordinator's answer to a launcher: a line for a refusal and for the first Wait.
   void on_answer(const Join& join, const Message& answer);
   void on_spare(const Join& join, size_t places);
+  void on_notified(const Join& join);
 
   // All ranks of this many hosts have exited with status 0, but for those of the hosts in `late`.
   void on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing);
@@ -48,6 +49,9 @@ class Remarks {
 
 // The message for a launcher for which there is no place in the job.
 std::string words_for_a_spare(size_t places);
+
+// The message for a launcher that comes when the job's ranks have been told of a preemption.
+std::string words_for_the_notified();
 
 // "; host4 in place of host1": which hosts have replaced those that are gone, each given as
 // launcher and host.

@@ -96,7 +96,6 @@ std::optional<int> Session::next_end() {
   while (const auto signal = signals.next()) {
     switch (*signal) {
       case SIGCHLD:
-      case SIGUSR1:
         break;
       case SIGUSR2:
       case SIGQUIT:
@@ -129,7 +128,8 @@ bool Session::is_drained(std::chrono::milliseconds patience, std::optional<int>&
     output.await_progress();
     output.await(events);
     poll(events.data(), events.size(), static_cast<int>(rest));
-    signal = next_end();
+    do signal = next_end();
+    while (signal == SIGUSR1);  // the job has ended already
     if (signal) return false;
   }
 }

@@ -83,8 +83,9 @@ void Node::follow(const Message& message, Time now) {
     if (!seated_) return obstructed(words_for_a_spare(start->hosts.size()));
     waiting_for_.clear();
     if (interrupted_) {  // while the order to start was on its way
-      done_ = true;
-      return rank_failed(*interrupted_, now);
+      failure_ = interrupted_;
+      failed_at_ = now;
+      return report_ready(now);
     }
     ranks_ = true;
     halted_ = false;
