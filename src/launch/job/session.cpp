@@ -148,7 +148,8 @@ std::optional<int> Session::drain(std::optional<int> signal) {
                                                 signal ? "" : " (LOCKSTEP_OUTPUT_TIMEOUT)")));
     }
   } else if (output.lost_bytes() > 0 && !output.is_abandoned()) {
-    output.say(fmt::format("{} bytes of output could not be written", output.lost_bytes()));
+    output.say(fmt::format("{} bytes of output could not be written to {}", output.lost_bytes(),
+                           output.lost_where()));
   }
   std::optional<int> again;
   is_drained(kFlushAfterSignal, again);
