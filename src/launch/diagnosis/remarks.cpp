@@ -19,7 +19,9 @@ constexpr size_t kMostNames = 10;
 
 void Remarks::on_answer(const Join& join, const Message& answer) {
   if (const auto* refusal = std::get_if<Refuse>(&answer)) {
-    lines_.push_back(fmt::format("refused {} ({}): {}", join.host, join.address, refusal->reason));
+    const std::string who = fmt::format("{} ({}): {}", join.host, join.address, refusal->reason);
+    note_refusal(who);
+    lines_.push_back("refused " + who);
   } else if (const auto* wait = std::get_if<Wait>(&answer)) {
     if (told_to_wait_.size() >= kMostTold) told_to_wait_.clear();
     if (!told_to_wait_.insert(join.launcher).second) return;

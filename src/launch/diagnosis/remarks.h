@@ -21,6 +21,9 @@ class Remarks {
   void on_answer(const Join& join, const Message& answer);
   void on_spare(const Join& join, size_t places);
   void on_notified(const Join& join);
+  void note_refusal(const std::string& text) { refusal_ = "; the last one refused: " + text; }
+  // "; the last one refused: ..."; empty when none was.
+  const std::string& last_refusal() const { return refusal_; }
 
   // All ranks of this many hosts have exited with status 0, but for those of the hosts in `late`.
   void on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing);
@@ -42,7 +45,7 @@ class Remarks {
 
  private:
   Time due_{};
-  std::string last_;
+  std::string last_, refusal_;
   std::set<uint64_t> told_to_wait_;  // launchers
   std::vector<std::string> lines_;
 };

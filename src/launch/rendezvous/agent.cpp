@@ -292,7 +292,10 @@ void Agent::on_close(ConnectionId link, bool refused) {
   act();
 }
 
-void Agent::on_stranger(const std::string& text) { session_.output.say(text); }
+void Agent::on_stranger(const std::string& text) {
+  node_.refused(text);
+  act();
+}
 
 void Agent::on_disagreement(const std::string& text) {
   node_.obstructed(text);

@@ -322,10 +322,11 @@ void Coordinator::tick(Time now) {
     consider_start(now);
     const bool few = in(State::Ready) < static_cast<size_t>(job_spec_.min_nodes);
     if (phase_ == Phase::Gathering && few && now >= gathering_since_ + timing_.join) {
-      end(1, fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
-                         "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}",
-                         in(State::Ready), job_spec_.min_nodes, seconds(timing_.join),
-                         who_is_here(), why_.empty() ? "" : "; earlier: ", why_));
+      end(1,
+          fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
+                      "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}{}",
+                      in(State::Ready), job_spec_.min_nodes, seconds(timing_.join), who_is_here(),
+                      remarks_.last_refusal(), why_.empty() ? "" : "; earlier: ", why_));
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {

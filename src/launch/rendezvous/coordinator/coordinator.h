@@ -48,6 +48,8 @@ class Coordinator {
 
   // How many hosts beyond the places of the job may wait; any number when empty.
   void limit_spares(std::optional<int> most) { spares_ = most; }
+  // A connection that was refused before it could ask for a place, for the user.
+  void note_refusal(const std::string& text) { remarks_.note_refusal(text); }
   // Lines for the coordinator's user: what it waits for, which hosts it has refused, which are
   // spares.
   std::vector<std::string> take_remarks() { return remarks_.take(); }

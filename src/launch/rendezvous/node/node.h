@@ -78,6 +78,9 @@ class Node {
   // Why the coordinator could not be joined so far; printed once, and again when time has run out.
   void obstructed(const std::string& why);
 
+  // A connection to this coordinator was refused, for its user.
+  void refused(const std::string& text);
+
   // For the users of all other hosts.
   void remark(const std::string& text, Time now);
   void rank_failed(const Failure& failure, Time now);
