@@ -47,6 +47,9 @@ inline Simulation::Simulation(const Scenario& scenario, uint64_t seed)
   for (int i = 0; i < scenario.interrupts; ++i) {
     at(random(scenario.chaos_until), [=, this] { interrupt(some_host()); });
   }
+  for (int i = 0; i < scenario.notices; ++i) {
+    at(random(scenario.chaos_until), [=, this] { notify(some_host()); });
+  }
 }
 
 inline void Simulation::boot(int index) {
