@@ -27,7 +27,9 @@ constexpr int kMostLocalRanks = 1 << 16;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 [[noreturn]] void fail(const char* call) {
-  throw Error(fmt::format("[control] {}: {}", call, std::strerror(errno)));
+  const int error = errno;
+  throw Error(fmt::format("[control] {}: {}{}", call, std::strerror(error),
+                          error == EFBIG ? "; raise `ulimit -f`" : ""));
 }
 
 }  // namespace

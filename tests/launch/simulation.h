@@ -42,6 +42,7 @@ struct Scenario {
   Time delay = ms(20);       // a message takes at most
   double rank_failures = 0;  // chances that a host's rank fails in an attempt
   int crashes = 0, power_offs = 0, partitions = 0, freezes = 0, newcomers = 0, interrupts = 0;
+  int notices = 0;                      // of preemption
   Time chaos_until = ms(60'000);        // faults come before
   bool coordinator_comes_back = false;  // a new one, when it has crashed
   Planted planted = Planted::None;
@@ -78,6 +79,7 @@ class Simulation {
   void fail_rank(int host, Failure::Kind kind);
   void interrupt(int host);
   void interrupt_again(int host);
+  void notify(int host);  // of a preemption
   void cut(const std::set<int>& hosts, Time until);
   void freeze(int host, Time until);
   void boot(int host);

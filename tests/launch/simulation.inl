@@ -47,6 +47,9 @@ inline Simulation::Simulation(const Scenario& scenario, uint64_t seed)
   for (int i = 0; i < scenario.interrupts; ++i) {
     at(random(scenario.chaos_until), [=, this] { interrupt(some_host()); });
   }
+  for (int i = 0; i < scenario.notices; ++i) {
+    at(random(scenario.chaos_until), [=, this] { notify(some_host()); });
+  }
 }
 
 inline void Simulation::boot(int index) {
@@ -193,6 +196,13 @@ inline void Simulation::interrupt_again(int index) {
                         .what = host.name + " kills the ranks"};
   if (host.ranks != 0) end_ranks(index, std::nullopt, random(scenario_.timing.stop_at_once));
   on_node(index, host.attempt, [=, this](Node& node) { node.interrupt(failure, now); });
+}
+
+inline void Simulation::notify(int index) {
+  const Failure failure{.kind = Failure::Kind::Signalled,
+                        .status = kRequeueStatus,
+                        .what = hosts_[index].name + " got SIGUSR1"};
+  on_node(index, hosts_[index].attempt, [=, this](Node& node) { node.interrupt(failure, now); });
 }
 
 inline void Simulation::perform(int index, const Halt& halt) {

@@ -1,4 +1,4 @@
-"""Hosts that have IPv6 addresses only.
+"""Hosts that have IPv6 addresses only, and one whose loopback interface is down.
 
 python3 ipv6_test.py SOURCE_DIR BUILD_DIR        (as root: the host's namespaces need it)
 """
@@ -35,6 +35,14 @@ def test_a_coordinator_whose_name_means_loopback_takes_its_only_address(folder):
     done.expect(0, r"meets at fd00::1$")
 
 
+def test_a_loopback_interface_that_is_down_is_named(folder):
+    alone = ["unshare", "-n", LOCKSTEP]
+    run(*alone, "doctor").expect(1, r"PROBLEM  the loopback interface, lo, is down")
+    run(*alone, "run", "--nproc-per-node", "2", LOCKSTEP.parent / "collectives").expect(
+        1, err=r"the loopback interface is down: ip link set lo up$")
+
+
 if __name__ == "__main__":
     run_cases([test_the_doctor_knows_its_name_and_interfaces,
+               test_a_loopback_interface_that_is_down_is_named,
                test_a_coordinator_whose_name_means_loopback_takes_its_only_address])

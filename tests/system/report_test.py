@@ -303,10 +303,12 @@ def test_a_link_stays_one_and_a_pipe_gets_the_page(folder):
 
 
 def test_what_cannot_be_read_is_said(folder):
+    (folder / "garbage").write_text("nothing\n")
     for command, status, words in (
         (["report", folder / "none"], 1, "there is no log"),
         (["report"], 2, "RUN"),
         (["top", folder / "none"], 1, "there is no log"),
+        (["top", "--once", folder / "garbage"], 1, "has no run in it: line 1: not a JSON object"),
     ):
         done = subprocess.run([LOCKSTEP, *command], capture_output=True, text=True, check=False)
         assert done.returncode == status and words in done.stderr, (command, done)

@@ -84,6 +84,9 @@ Fd connect_to(const Address& there, StorePatience& patience) {
   }
   const auto text = [error] { return fmt::format("no connection ({})", std::strerror(error)); };
   if (error == ECONNREFUSED) throw StoreAbsent(text());
+  if (error == ENETUNREACH && there.storage.ss_family == AF_INET && there.is_loopback()) {
+    throw StoreUnreachable("the loopback interface is down: ip link set lo up");
+  }
   if (error != 0) throw StoreFailure(text());
   return fd;
 }
@@ -232,6 +235,8 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
         const auto begin = Clock::now();
         try {
           return greeted(one, key, patience);
+        } catch (const StoreUnreachable&) {
+          throw;
         } catch (const StoreFailure& error) {
           if (dynamic_cast<const StoreAbsent*>(&error) == nullptr) may_be_there = true;
           // The error of an attempt that the deadline interrupts says less than those before it.
@@ -239,6 +244,8 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
           if (failure.empty() || !is_cut) failure = error.what();
         }
       }
+    } catch (const StoreUnreachable&) {
+      throw;
     } catch (const StoreFailure& error) {
       may_be_there = true;
       failure = error.what();

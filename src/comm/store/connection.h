@@ -26,6 +26,11 @@ class StoreAbsent : public StoreFailure {
   using StoreFailure::StoreFailure;
 };
 
+// This host cannot connect there, however long it waits.
+class StoreUnreachable : public StoreFailure {
+  using StoreFailure::StoreFailure;
+};
+
 // The server has refused a request; the text ends an error message. The connection keeps working.
 class StoreRefusal : public std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -149,6 +149,8 @@ Store Store::connect(const StoreOptions& options) {
     if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
   } catch (const StoreGivenUp& error) {
     throw CommError(fmt::format("[store] the connection to {} {}", store.address(), error.what()));
+  } catch (const StoreUnreachable& error) {
+    throw CommError(fmt::format("[store] {} cannot be reached: {}", store.address(), error.what()));
   } catch (const StoreFailure& error) {
     unreachable(options, error.what());
   }

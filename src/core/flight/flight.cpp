@@ -90,7 +90,8 @@ Segment::Segment(int local_ranks) : ranks_(local_ranks) {
   if (memory_ == nullptr || memory_ == MAP_FAILED) {
     const int error = errno;
     if (fd_ >= 0) close(fd_);
-    throw Error(fmt::format("[flight] no memory for {} ranks: {}", ranks_, std::strerror(error)));
+    throw Error(fmt::format("[flight] no memory for {} ranks: {}{}", ranks_, std::strerror(error),
+                            error == EFBIG ? "; raise `ulimit -f`" : ""));
   }
   for (int r = 0; r < ranks_; ++r) {
     reinterpret_cast<Block*>(static_cast<char*>(memory_) + static_cast<size_t>(r) * kBlockBytes)

@@ -156,6 +156,13 @@ void look_at_network(Findings& findings) {
     const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
     std::string names;
     for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+      // A port can be opened there all the same.
+      if (one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_PACKET &&
+          (one->ifa_flags & IFF_LOOPBACK) != 0 && (one->ifa_flags & IFF_UP) == 0) {
+        findings.push_back({Finding::Problem,
+                            fmt::format("the loopback interface, {}, is down", one->ifa_name),
+                            fmt::format("bring it up: ip link set {} up", one->ifa_name)});
+      }
       const std::string text = (one->ifa_flags & IFF_UP) == 0 ? "" : address_of(*one);
       if (text.empty()) continue;
       names += fmt::format("{}{} {}", names.empty() ? "" : ", ", one->ifa_name, text);

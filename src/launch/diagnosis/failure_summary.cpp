@@ -38,13 +38,19 @@ bool is_cpu_time_limited() {
 }
 
 // `has_stack`: the report shows where it died.
-std::string_view hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
+std::string hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
   if (!WIFSIGNALED(cause.wait_status)) {
     const int status = WEXITSTATUS(cause.wait_status);
     if (status == 127) return "a program or library that it needs was not found";
     return "";
   }
   switch (WTERMSIG(cause.wait_status)) {
+    case SIGUSR1:
+      if (!outcome.was_notified) return "";
+      return fmt::format(
+          "rank {} was killed by SIGUSR1, which was forwarded before it had a handler: create the "
+          "PreemptionNotice first in main()",
+          cause.rank);
     case SIGXCPU:
       return "it has used the processor time that ulimit -t allows";
     case SIGKILL:
@@ -216,7 +222,32 @@ void add_stacks(std::vector<std::string>& lines, const Outcome& outcome) {
   add_grouped(lines, chains);
 }
 
+// "rank 1 exited with status 0 while others waited for it; ": where a collective failed on `cause`
+// and says that.
+std::string early_exits(const Outcome& outcome, int cause) {
+  const Seen* seen = find(outcome.seen, cause);
+  if (seen == nullptr || !seen->log.failure) return "";
+  if (seen->log.failure->blame != flight::Blame::Peer) return "";
+  const std::string& words = seen->log.failure->text;
+  std::vector<int> early;
+  for (const RankEnd& end : outcome.ends) {
+    const bool is_named =
+        words.find(fmt::format("rank {} exited", end.rank)) != words.npos ||
+        words.find(fmt::format("(rank {} of the world) exited", end.rank)) != words.npos;
+    if (is_success(end.wait_status) && is_named) early.push_back(end.rank);
+  }
+  if (early.empty()) return "";
+  std::sort(early.begin(), early.end());
+  return fmt::format("{} exited with status 0 while others waited for {}; ", names(early),
+                     early.size() == 1 ? "it" : "them");
+}
+
 }  // namespace
+
+std::string stopped_by(int signal) {
+  return fmt::format("stopped by {}{}", signal_name(signal),
+                     signal == SIGUSR1 ? ": the ranks are to be started again later" : "");
+}
 
 std::vector<std::string> report(const Outcome& outcome) {
   std::vector<std::string> lines;
@@ -231,7 +262,8 @@ std::vector<std::string> report(const Outcome& outcome) {
   for (const RankEnd& end : outcome.ends) {
     const std::string words = words_of(outcome, end.rank);
     if (end.rank == outcome.cause) {
-      lines.push_back(fmt::format("rank {} failed first: it {} after {:.2f} s (pid {})", end.rank,
+      lines.push_back(fmt::format("{}rank {} failed first: it {} after {:.2f} s (pid {})",
+                                  early_exits(outcome, end.rank), end.rank,
                                   describe_exit(end.wait_status), seconds(end.ran), end.pid));
       if (!words.empty()) lines.push_back("  it said: " + words);
       const Seen* seen = find(outcome.seen, end.rank);
@@ -242,7 +274,7 @@ std::vector<std::string> report(const Outcome& outcome) {
   }
   if (!outcome.cause && outcome.outside) lines.push_back(*outcome.outside);
   if (outcome.signal) {
-    lines.push_back(fmt::format("stopped by {}", signal_name(*outcome.signal)));
+    lines.push_back(stopped_by(*outcome.signal));
   }
   std::map<std::string, std::vector<int>> others, there;
   echoes.add_to(others);

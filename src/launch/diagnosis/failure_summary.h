@@ -12,4 +12,7 @@ namespace lockstep::launch {
 // for a success.
 std::vector<std::string> report(const Outcome& outcome);
 
+// "stopped by SIGTERM": the signal has ended the job.
+std::string stopped_by(int signal);
+
 }  // namespace lockstep::launch

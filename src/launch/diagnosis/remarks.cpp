@@ -19,7 +19,9 @@ constexpr size_t kMostNames = 10;
 
 void Remarks::on_answer(const Join& join, const Message& answer) {
   if (const auto* refusal = std::get_if<Refuse>(&answer)) {
-    lines_.push_back(fmt::format("refused {} ({}): {}", join.host, join.address, refusal->reason));
+    const std::string who = fmt::format("{} ({}): {}", join.host, join.address, refusal->reason);
+    note_refusal(who);
+    lines_.push_back("refused " + who);
   } else if (const auto* wait = std::get_if<Wait>(&answer)) {
     if (told_to_wait_.size() >= kMostTold) told_to_wait_.clear();
     if (!told_to_wait_.insert(join.launcher).second) return;
@@ -30,6 +32,11 @@ void Remarks::on_answer(const Join& join, const Message& answer) {
 void Remarks::on_spare(const Join& join, size_t places) {
   lines_.push_back(
       fmt::format("{} ({}) is a spare: all {} places are taken", join.host, join.address, places));
+}
+
+void Remarks::on_notified(const Join& join) {
+  lines_.push_back(fmt::format("{} ({}) has to wait: the ranks have been told of a preemption",
+                               join.host, join.address));
 }
 
 void Remarks::on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing) {
@@ -72,6 +79,11 @@ std::string words_for_a_spare(size_t places) {
       "all {} places of the job are taken: this launcher is a spare, and starts when a host is "
       "lost",
       places);
+}
+
+std::string words_for_the_notified() {
+  return "the ranks of the job have been told of a preemption (SIGUSR1): no host joins them, and "
+         "this launcher starts only if they are started again";
 }
 
 std::string successors(const std::map<uint64_t, std::string>& before,

@@ -20,6 +20,10 @@ class Remarks {
   // The coordinator's answer to a launcher: a line for a refusal and for the first Wait.
   void on_answer(const Join& join, const Message& answer);
   void on_spare(const Join& join, size_t places);
+  void on_notified(const Join& join);
+  void note_refusal(const std::string& text) { refusal_ = "; the last one refused: " + text; }
+  // "; the last one refused: ..."; empty when none was.
+  const std::string& last_refusal() const { return refusal_; }
 
   // All ranks of this many hosts have exited with status 0, but for those of the hosts in `late`.
   void on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing);
@@ -41,13 +45,16 @@ class Remarks {
 
  private:
   Time due_{};
-  std::string last_;
+  std::string last_, refusal_;
   std::set<uint64_t> told_to_wait_;  // launchers
   std::vector<std::string> lines_;
 };
 
 // The message for a launcher for which there is no place in the job.
 std::string words_for_a_spare(size_t places);
+
+// The message for a launcher that comes when the job's ranks have been told of a preemption.
+std::string words_for_the_notified();
 
 // "; host4 in place of host1": which hosts have replaced those that are gone, each given as
 // launcher and host.

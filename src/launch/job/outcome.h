@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launch/diagnosis/watch.h"
@@ -39,6 +41,8 @@ struct Outcome {
   // How many processes of this machine the kernel has ended meanwhile because memory was short;
   // nothing where it does not say.
   std::optional<int64_t> out_of_memory = {};
+  // SIGUSR1, a scheduler's notice of preemption, was forwarded to the ranks.
+  bool was_notified = false;
 
   // Where that rank died, or was when the first failure was seen; null when it gave no stack, and
   // for one that had reported its failure before and was only exiting.
@@ -47,7 +51,10 @@ struct Outcome {
   bool succeeded() const { return !cause && !signal && !outside; }
   // Every rank of this host ended with kRequeueStatus (one at least) or 0.
   bool asks_for_requeue() const;
-  // For the shell: 0; the cause's status, or 128 + its signal; kRequeueStatus; 128 + `signal`; 1.
+  // The cause had no handler for the notice, or none yet.
+  bool was_killed_by_notice() const;
+  // For the shell: 0; the cause's status, or 128 + its signal; kRequeueStatus;
+  // exit_code_of_signal() of `signal`; 1.
   int exit_code() const;
 };
 
@@ -56,6 +63,11 @@ struct Outcome {
 // others, since most are echoes. Nothing when none failed by itself.
 std::optional<int> first_failure(const Outcome& outcome);
 
+// The cause, and the ranks that failed without reporting an error of a collective, which is most
+// often a consequence: each with its wait status. Without those that SIGKILL has ended, which comes
+// from outside; none when that is the cause.
+std::set<std::pair<int, int>> own_failures(const Outcome& outcome);
+
 // Exit status 0.
 bool is_success(int wait_status);
 // Exit status kRequeueStatus: no failure, but the job is not finished.
@@ -63,5 +75,9 @@ bool is_requeue(int wait_status);
 
 // The shell's number for it: the status, or 128 + the signal.
 int exit_code_of(int wait_status);
+
+// The launcher's, when this signal has ended its job: 128 + signal, but kRequeueStatus for SIGUSR1:
+// a job that was preempted is to be started again later.
+int exit_code_of_signal(int signal);
 
 }  // namespace lockstep::launch

@@ -1,10 +1,9 @@
 #include "launch/job/restarts.h"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <csignal>
+#include <iterator>
 
 namespace lockstep::launch {
 namespace {
@@ -27,35 +26,41 @@ uint64_t said_ns(const Outcome& outcome, const RankEnd& end) {
 
 Restarts::Decision Restarts::after(const Outcome& outcome) {
   if (outcome.succeeded() || outcome.signal) return {};
-  Fault fault;
   Clock::duration ran{};
   for (const RankEnd& end : outcome.ends) {
     if (end.rank != outcome.cause) continue;
-    const bool killed = WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL;
-    fault = {end.rank, end.wait_status, killed};
     // One that has reported its failure may be slow to end.
     const uint64_t slow_ns = end.at_ns - std::min(end.at_ns, said_ns(outcome, end));
     ran = end.ran - std::chrono::nanoseconds(slow_ns);
   }
-  return after(fault, ran);
+  return after(outcome.cause, own_failures(outcome), ran);
 }
 
 Restarts::Decision Restarts::after(const Fault& fault, Clock::duration ran) {
+  Ways ways;
+  if (fault.rank >= 0 && !fault.from_outside) ways.emplace(fault.rank, fault.status);
+  return after(fault.rank, std::move(ways), ran);
+}
+
+Restarts::Decision Restarts::after(std::optional<int> first, Ways ways, Clock::duration ran) {
   if (most_ == 0) return {};
   quick_ = ran < kQuick ? quick_ + 1 : 0;
-  const bool same = fault.rank == last_rank_ && fault.status == last_status_;
-  same_ = quick_ == 0 || fault.rank < 0 ? 0 : same ? same_ + 1 : 1;
-  last_rank_ = fault.rank;
-  last_status_ = fault.status;
-  const bool loops = same_ >= kLoop && !fault.from_outside;
+  Ways again;
+  std::set_intersection(common_.begin(), common_.end(), ways.begin(), ways.end(),
+                        std::inserter(again, again.end()));
+  same_ = quick_ == 0 || ways.empty() ? 0 : again.empty() ? 1 : same_ + 1;
+  common_ = again.empty() ? std::move(ways) : std::move(again);
   if (used_ == most_) {
     return {std::nullopt, fmt::format("no restart is left of {} (--max-restarts)", most_)};
   }
-  if (loops) {
+  if (same_ >= kLoop) {
+    const auto is_first = [&first](const auto& way) { return way.first == first; };
+    const auto named = std::find_if(common_.begin(), common_.end(), is_first);
     return {std::nullopt,
             fmt::format("not restarted: rank {} failed in the same way {} times in a row, each "
                         "within {} s of its start; {} of {} restarts unused",
-                        last_rank_, same_, kQuick.count(), most_ - used_, most_)};
+                        (named == common_.end() ? common_.begin() : named)->first, same_,
+                        kQuick.count(), most_ - used_, most_)};
   }
   ++used_;
   milliseconds pause{0};

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "launch/job/outcome.h"
 
@@ -11,8 +13,8 @@ namespace lockstep::launch {
 
 // A failure within kQuick of its start is a quick one. The first restart comes at once; between
 // quick failures in a row the pauses double, from 0.25 to 30 s. The same rank failing in the same
-// way kLoop times in a row, quickly, is a crash loop: more restarts would only repeat it. SIGKILL
-// comes from outside and never counts as a loop.
+// way kLoop times in a row, quickly, is a crash loop, whichever rank fails first when several do:
+// more restarts would only repeat it. SIGKILL comes from outside and never counts as a loop.
 class Restarts {
  public:
   using Clock = std::chrono::steady_clock;
@@ -37,10 +39,13 @@ class Restarts {
   Decision after(const Fault& fault, Clock::duration ran);
 
  private:
+  using Ways = std::set<std::pair<int, int>>;  // ranks, and how they ended
+  Decision after(std::optional<int> first, Ways ways, Clock::duration ran);
+
   int most_, used_ = 0;
   int quick_ = 0;  // failures in a row
   int same_ = 0;   // of those, of the same kind
-  int last_rank_ = -1, last_status_ = 0;
+  Ways common_;    // to all of these
 };
 
 }  // namespace lockstep::launch

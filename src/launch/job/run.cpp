@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "launch/diagnosis/failure_summary.h"
 #include "launch/job/attempt.h"
 #include "launch/job/program.h"
 #include "launch/job/restarts.h"
@@ -62,16 +63,16 @@ int run(const Options& options) {
     // The signal came after a failure, and prevents the restart.
     if (outcome.signal && outcome.cause && count < options.max_restarts) {
       session.drain(outcome.signal);
-      return 128 + *outcome.signal;
+      return exit_code_of_signal(*outcome.signal);
     }
     const auto decision = restarts.after(outcome);
     if (!decision.text.empty()) session.output.say(decision.text);
     if (decision.pause) {
       const auto signal = session.pause(*decision.pause);
       if (!signal) continue;
-      session.output.say(fmt::format("stopped by {}", signal_name(*signal)));
+      session.output.say(stopped_by(*signal));
       session.drain(signal);
-      return 128 + *signal;
+      return exit_code_of_signal(*signal);
     }
     const auto signal = session.drain(outcome.signal);
     return signal && !outcome.asks_for_requeue() ? 128 + *signal : outcome.exit_code();

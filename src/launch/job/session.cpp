@@ -96,7 +96,6 @@ std::optional<int> Session::next_end() {
   while (const auto signal = signals.next()) {
     switch (*signal) {
       case SIGCHLD:
-      case SIGUSR1:
         break;
       case SIGUSR2:
       case SIGQUIT:
@@ -129,7 +128,8 @@ bool Session::is_drained(std::chrono::milliseconds patience, std::optional<int>&
     output.await_progress();
     output.await(events);
     poll(events.data(), events.size(), static_cast<int>(rest));
-    signal = next_end();
+    do signal = next_end();
+    while (signal == SIGUSR1);  // the job has ended already
     if (signal) return false;
   }
 }
@@ -148,7 +148,8 @@ std::optional<int> Session::drain(std::optional<int> signal) {
                                                 signal ? "" : " (LOCKSTEP_OUTPUT_TIMEOUT)")));
     }
   } else if (output.lost_bytes() > 0 && !output.is_abandoned()) {
-    output.say(fmt::format("{} bytes of output could not be written", output.lost_bytes()));
+    output.say(fmt::format("{} bytes of output could not be written to {}", output.lost_bytes(),
+                           output.lost_where()));
   }
   std::optional<int> again;
   is_drained(kFlushAfterSignal, again);

@@ -26,7 +26,8 @@ struct Session {
   // has ended the job; then reports how much was not written. Returns the signal that came
   // meanwhile.
   std::optional<int> drain(std::optional<int> signal = std::nullopt);
-  // Waits for so long, or until a signal comes that ends the job: returns that.
+  // Waits for so long, or until a signal comes that ends the job: returns that. SIGUSR1 is one, a
+  // scheduler's notice of preemption: there is no rank to forward it to.
   std::optional<int> pause(std::chrono::milliseconds time);
   // With --verbose: a line with the seconds since the start.
   void tell(std::string_view text);

@@ -168,7 +168,12 @@ void WorkerGroup::signal_rest(const std::vector<ProcessStat>& all, int signal) c
 void WorkerGroup::on_signal(int signal) {
   switch (signal) {
     case SIGUSR1:
-      return signal_ranks(signal);
+      signal_ranks(signal);
+      outcome_.was_notified = true;
+      if (phase_ == Phase::Running && outside_ != nullptr) outside_->on_signal(signal);
+      if (phase_ == Phase::Running || phase_ == Phase::Leaving || has_leftovers_) return;
+      if (outcome_.cause && options_.max_restarts == 0) return;
+      break;  // the ranks are being stopped, and would be started again
     case SIGUSR2:
     case SIGQUIT:
       return say_where_ranks_are();
@@ -290,6 +295,10 @@ void WorkerGroup::conclude() {
   output_.finish();
   outcome_.seen = look();
   if (outcome_.cause) outcome_.cause = first_failure(outcome_);
+  // Then the notice has ended the attempt, as if the launcher had been asked to end.
+  if (outcome_.was_killed_by_notice() && options_.max_restarts > 0 && !outcome_.signal) {
+    outcome_.signal = SIGUSR1;
+  }
   const auto out_of_memory = out_of_memory_kills();
   if (out_of_memory && out_of_memory_before_) {
     outcome_.out_of_memory = *out_of_memory - *out_of_memory_before_;

@@ -169,6 +169,14 @@ std::string LogMultiplexer::drop_pending() {
   return fmt::format("{}", fmt::join(where, ", "));
 }
 
+std::string LogMultiplexer::lost_where() const {
+  std::vector<std::string> where;
+  if (out_->writer.lost_bytes() > 0) where.push_back(out_->name);
+  if (err_ != out_ && err_->writer.lost_bytes() > 0) where.push_back(err_->name);
+  if (files_->lost_bytes() > 0) where.emplace_back("log files");
+  return fmt::format("{}", fmt::join(where, " and "));
+}
+
 int64_t LogMultiplexer::lost_bytes() const {
   int64_t bytes = 0;
   for (const Writer* writer : writers()) bytes += writer->lost_bytes();

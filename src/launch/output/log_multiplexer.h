@@ -61,6 +61,8 @@ class LogMultiplexer {
   // The reader of stdout has gone.
   bool is_abandoned() const { return out_->target->is_abandoned(); }
   int64_t lost_bytes() const;
+  // Where they were to go: "log files", "stdout and log files".
+  std::string lost_where() const;
 
  private:
   // The launcher's stdout or stderr.

@@ -119,7 +119,7 @@ void Agent::wait_without_ranks(Outside::Clock::time_point limit) {
   while (const auto signal = session_.next_end()) {
     if (*signal == SIGINT && signal_) {
       on_kill();  // other hosts still have ranks
-    } else {
+    } else if (*signal != SIGUSR1 || !node_.has_done()) {
       on_signal(*signal);
     }
   }
@@ -243,7 +243,7 @@ Failure Agent::failure_of(const RankEnd& end) const {
 
 Failure Agent::failure_of(int signal) const {
   return {.kind = Failure::Kind::Signalled,
-          .status = 128 + signal,
+          .status = exit_code_of_signal(signal),
           .what = fmt::format("the launcher on {} got {}", host_, signal_name(signal))};
 }
 
@@ -258,7 +258,7 @@ void Agent::on_stopped(int rank, int pid) {
 }
 
 void Agent::on_signal(int signal) {
-  signal_ = signal;
+  if (signal != SIGUSR1) signal_ = signal;
   node_.interrupt(failure_of(signal), now());
   act();
 }
@@ -292,7 +292,10 @@ void Agent::on_close(ConnectionId link, bool refused) {
   act();
 }
 
-void Agent::on_stranger(const std::string& text) { session_.output.say(text); }
+void Agent::on_stranger(const std::string& text) {
+  node_.refused(text);
+  act();
+}
 
 void Agent::on_disagreement(const std::string& text) {
   node_.obstructed(text);
@@ -322,7 +325,7 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
     }
     if (signal) {
       session.drain(signal);
-      return 128 + *signal;
+      return exit_code_of_signal(*signal);
     }
     const auto left = until - Outside::Clock::now();
     rest.join_timeout = std::max(1000ms, std::chrono::ceil<std::chrono::milliseconds>(left));

@@ -38,6 +38,7 @@ class Outside {
   // A rank of this host does not move: SIGSTOP, or a debugger.
   virtual void on_stopped(int rank, int pid) = 0;
   // A signal to this launcher ends the attempt; the ranks of this host have just been asked.
+  // SIGUSR1 may end it: they go on, or end by themselves.
   virtual void on_signal(int signal) = 0;
   // Another one, after on_signal(): the ranks of this host have just been killed.
   virtual void on_kill() = 0;

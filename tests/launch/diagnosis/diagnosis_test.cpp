@@ -22,6 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
+using ::testing::StartsWith;
 namespace fs = std::filesystem;
 
 // Rank 1 ends with status 1 after 2 s, rank 0 before it with 3 after 1 s, both by themselves.
@@ -67,6 +68,25 @@ TEST(FirstFailure, NotWhatTheLauncherEnded) {
   outcome.cause = first_failure(outcome);
   EXPECT_EQ(outcome.cause, 0);
   EXPECT_EQ(outcome.exit_code(), 1);
+}
+
+TEST(FailureSummary, NamesARankThatHasExitedWhileOthersWaitedForIt) {
+  Outcome outcome = two_failures();
+  outcome.ends[0].wait_status = 0;
+  outcome.cause = 1;
+  const auto first_line = [&](const std::string& words, flight::Blame blame) {
+    outcome.seen[1].log.failure = {900, blame, words};
+    return report(outcome).front();
+  };
+  const std::string failed = "rank 1 failed first: it exited with status 1";
+  const std::string early = "rank 0 exited with status 0 while others waited for it; " + failed;
+  EXPECT_THAT(first_line("barrier cannot go on: rank 0 exited with status 0", flight::Blame::Peer),
+              StartsWith(early));
+  EXPECT_THAT(first_line("cannot go on: rank 1 (rank 0 of the world) exited with status 0",
+                         flight::Blame::Peer),
+              StartsWith(early));
+  EXPECT_THAT(first_line("barrier was late", flight::Blame::Peer), StartsWith(failed));
+  EXPECT_THAT(first_line("row 17, as rank 0 exited", flight::Blame::Own), StartsWith(failed));
 }
 
 TEST(FailurePage, SaysWhetherTheRanksWereAlikeWhenLastCompared) {

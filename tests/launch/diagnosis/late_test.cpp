@@ -84,6 +84,28 @@ TEST(LateHosts, AreNamedByTheCoordinatorOnce) {
   EXPECT_EQ(coordinator.phase(), Coordinator::Phase::Ended);
 }
 
+TEST(DoneHosts, AreNamedWhenARankElsewhereFails) {
+  const JobSpec job_spec{2, 2, 0};
+  Coordinator coordinator(job_spec, {.survivors = ms(0)}, "", ms(0));
+  for (int number = 0; number < 2; ++number) {
+    coordinator.place({.launcher = static_cast<uint64_t>(number) + 1,
+                       .host = fmt::format("h{}", number),
+                       .job_spec = job_spec},
+                      ms(0));
+    coordinator.receive(static_cast<NodeId>(number + 1), Ready{}, ms(1));
+  }
+  coordinator.receive(2, Done{.attempt = 1}, ms(1'000));
+  const Failure failure{.rank = 0, .status = 1, .what = "rank 0 on h0 exited with status 1"};
+  coordinator.receive(1, Failed{1, failure}, ms(1'100));
+  coordinator.receive(1, Ready{1, 0, failure}, ms(1'200));
+  coordinator.receive(2, Ready{1, 0}, ms(1'200));
+  const auto broadcasts = coordinator.take_broadcasts();
+  const std::string why =
+      "rank 0 on h0 exited with status 1; the ranks on h1 had all exited with status 0 before";
+  EXPECT_EQ(std::get<Stop>(broadcasts.at(1)).why, why);
+  EXPECT_EQ(std::get<End>(broadcasts.at(2)).why, why);
+}
+
 TEST_F(Late, ARankThatIsStoppedIsNamedOnEveryHost) {
   const TwoHosts hosts;
   const std::vector<std::string> rank = {"sh", "-c", "echo pid $RANK $$; exec sleep 1000"};

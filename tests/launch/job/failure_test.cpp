@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "launch/job.h"
@@ -111,6 +112,24 @@ TEST(Leftovers, AGrandchildMayFinishItsWork) {
   // As a compressor at the end of a wrapper's log does, when the wrapper does not wait for it.
   EXPECT_THAT(run_script(2, "(sleep 0.1; echo finished) & exit 0").out,
               HasSubstr("[rank 0] finished\n"));
+}
+
+TEST(LostCoordinator, IsSaidOnce) {
+  const TwoHosts hosts;
+  const std::vector<std::string> program = {"--max-restarts=1", "sh", "-c",
+                                            "echo ready; exec sleep 1000"};
+  Job first(hosts.args(0, program), TwoHosts::with_token());
+  Job second(hosts.args(1, program), TwoHosts::with_token());
+  ASSERT_TRUE(first.await("ready", 2));
+  ASSERT_TRUE(second.await("ready", 2));
+  kill(first.pid(), SIGKILL);
+  const Result result = second.wait();
+  EXPECT_EQ(result.exit_code, 1);
+  int times = 0;
+  for (const std::string& line : lines_of(result.err)) {
+    times += line.starts_with("[lockstep] lost the connection to the coordinator");
+  }
+  EXPECT_EQ(times, 1) << result.err;
 }
 
 }  // namespace

@@ -76,6 +76,39 @@ TEST(Restarts, DifferentFailuresAreNoLoop) {
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(i % 2, kExit3, 10ms)).pause);
 }
 
+// Ranks that fail alike do so in any order.
+Outcome all_failed(int first, int second, int first_status, int second_status) {
+  Outcome outcome = failed(first, first_status, 10ms);
+  outcome.ends.push_back({second, 101, second_status, 11ms, Push::None});
+  outcome.seen = {{.rank = 0}, {.rank = 1}};
+  return outcome;
+}
+
+TEST(Restarts, RanksThatFailAlikeInAnyOrderAreACrashLoop) {
+  Restarts restarts(100);
+  EXPECT_TRUE(restarts.after(all_failed(0, 1, kExit3, kExit3)).pause);
+  EXPECT_TRUE(restarts.after(all_failed(1, 0, kExit3, kExit3)).pause);
+  const auto decision = restarts.after(all_failed(0, 1, kExit3, kExit3));
+  EXPECT_EQ(decision.pause, std::nullopt);
+  EXPECT_THAT(decision.text, HasSubstr("rank 0 failed in the same way 3 times in a row"));
+}
+
+TEST(Restarts, RanksThatFailBecauseOfAPeerAreNoLoop) {
+  Restarts restarts(100);
+  for (int i = 0; i < 10; ++i) {
+    Outcome outcome = all_failed(0, 1, (1 + i % 2) << 8, kExit3);
+    outcome.seen[1].log.failure = {900, flight::Blame::Peer, "rank 0 is gone"};
+    EXPECT_TRUE(restarts.after(outcome).pause);
+  }
+}
+
+TEST(Restarts, RanksThatFailAfterAKillFromOutsideAreNoLoop) {
+  Restarts restarts(100);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(restarts.after(all_failed(0, 1, SIGKILL, kExit3)).pause);
+  }
+}
+
 TEST(Restarts, KillsFromOutsideAreNoLoop) {
   Restarts restarts(100);
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(1, SIGKILL, 10ms)).pause);

@@ -78,6 +78,12 @@ TEST(OpenFiles, TooFewForACoordinatorAreOneClearError) {
   EXPECT_EQ(coordinate("1:8").exit_code, 0);
 }
 
+TEST(FileSize, ThatIsTooSmallForSharedMemoryIsOneClearError) {
+  const Result result = run_script(2, "true", {.most_file_bytes = 0});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("ftruncate: File too large; raise `ulimit -f`"));
+}
+
 TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {
   const test::Folder folder{test::Folder::On::Disk};
   const Result result = Job({"run", "--nproc-per-node=2", "--tee=1", "--log-dir", folder.path(),
@@ -87,6 +93,7 @@ TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(lines_of(result.out).size(), 60'000U);
   EXPECT_THAT(result.err, HasSubstr("/0/stdout.log: File too large; the job continues without"));
+  EXPECT_THAT(result.err, HasSubstr(" bytes of output could not be written to log files\n"));
 }
 
 }  // namespace

@@ -5,8 +5,11 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace lockstep::launch::testing {
 namespace {
@@ -133,6 +136,39 @@ TEST(Network, WhereNobodyListensIsTold) {
   caller.network.dial(7, Endpoint{where.host(), where.port()}.text());
   ASSERT_TRUE(run(caller, other, [&] { return caller.closed != 0; }));
   EXPECT_EQ(caller.closed, 7);
+}
+
+TEST(Network, WhatAStrangerDoesAgainAndAgainIsSaidOnceInAWhile) {
+  struct Listening : Party {
+    using Party::Party;
+    void on_stranger(const std::string& text) override { lines.push_back(text); }
+    std::vector<std::string> lines;
+  };
+  auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
+  ASSERT_TRUE(socket);
+  const Address where = local_address(socket->get());
+  Listening coordinator(std::move(*socket));
+  // Until the coordinator has closed the connection.
+  const auto speak = [&](std::string_view text) {
+    const Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(stranger.get(), where.generic(), where.length), 0);
+    ASSERT_EQ(send(stranger.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+    char byte;
+    while (recv(stranger.get(), &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {
+      std::vector<pollfd> events;
+      coordinator.network.await(events);
+      poll(events.data(), events.size(), 10);
+      coordinator.network.pump();
+    }
+  };
+  speak("GET / HTTP/1.0");
+  EXPECT_EQ(coordinator.lines.size(), 1U);
+  speak("GET / HTTP/1.0");
+  ASSERT_TRUE(coordinator.network.deadline());
+  EXPECT_GT(*coordinator.network.deadline(), Network::Clock::now() + 10s);
+  speak("POST / HTTP/1.0");  // something else
+  ASSERT_TRUE(coordinator.network.deadline());
+  EXPECT_LT(*coordinator.network.deadline(), Network::Clock::now() + 2s);
 }
 
 // A name server may keep a launcher waiting that has ranks to look after.

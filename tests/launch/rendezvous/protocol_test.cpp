@@ -214,6 +214,14 @@ TEST(SecureChannel, AStrangersBytesAreQuotedAtTheFirstThatDiffers) {
   EXPECT_EQ(called.take_output(), "");
 }
 
+TEST(SecureChannel, AStrangerThatBeginsAsTlsDoesIsToldOfTheFlag) {
+  SecureChannel caller(SecureChannel::Side::Caller, keys_of(kSecret, true));
+  SecureChannel called(SecureChannel::Side::Called, keys_of(kSecret, false));
+  const std::string said = refusal(caller, called);
+  EXPECT_THAT(said, HasSubstr("a program that is not a launcher sent '\\x16\\x03"));
+  EXPECT_THAT(said, HasSubstr("as TLS begins: give --tls (or --rdzv-conf tls=1) to the launchers"));
+}
+
 TEST(SecureChannel, NoRandomBytesAreTakenForALauncher) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 2000; ++i) {

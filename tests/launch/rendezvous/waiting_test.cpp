@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "core/network/address.h"
 #include "launch/job.h"
 #include "launch/rendezvous/coordinator/coordinator.h"
@@ -48,6 +50,27 @@ TEST(WaitingCoordinator, SaysWhereHowManyHaveComeAndWhoIsMissing) {
   coordinator.tick(ms(40'000));
   EXPECT_THAT(coordinator.take_remarks(), ElementsAre(HasSubstr("2 of 3 hosts have come (here: h0, "
                                                                 "h2; missing: node rank 1)")));
+}
+
+TEST(WaitingCoordinator, NamesWhomItRefusedLastWhenTooFewHaveCome) {
+  const auto end_after = [](const std::function<void(Coordinator&)>& refuse) {
+    Coordinator coordinator(kThree, {}, "", ms(0));
+    coordinator.place(host(0), ms(0));
+    coordinator.receive(1, Ready{}, ms(1));
+    refuse(coordinator);
+    coordinator.tick(ms(600'001));
+    const auto broadcasts = coordinator.take_broadcasts();
+    return std::get<End>(broadcasts.back()).why;
+  };
+  EXPECT_THAT(end_after([](Coordinator&) {}), Not(HasSubstr("refused")));
+  EXPECT_THAT(end_after([](Coordinator& coordinator) {
+                coordinator.place(host(1, {3, 3, 7}), ms(2));
+              }),
+              HasSubstr("; the last one refused: h1 (10.0.0.1): h1 was started with"));
+  EXPECT_THAT(end_after([](Coordinator& coordinator) {
+                coordinator.note_refusal("10.0.0.2:5: it does not know this job's token");
+              }),
+              HasSubstr("; the last one refused: 10.0.0.2:5: it does not know"));
 }
 
 TEST(WaitingCoordinator, SaysThatItWaitsForMoreThanAreNeeded) {

@@ -50,6 +50,8 @@ int TopCommand::carry_out() const {
   const bool live = !once_ && train::is_terminal(STDOUT_FILENO);
   if (!live) {
     reader.finish(run);
+    // Throws, and says what is wrong with it.
+    if (run.starts.empty() && run.skipped_lines > 0) static_cast<void>(train::read_run(run_));
     fmt::print("{}", train::run_screen(run, train::TextStyle::of_file(STDOUT_FILENO), 1 << 20,
                                        seconds_since_1970()));
     return 0;

@@ -120,6 +120,9 @@ void Coordinator::on(NodeId from, const Ready& ready, Time now) {
     if (!ready.failure) note(from, Failure{.what = what}, now);
     stop(ready.failure ? ready.failure->what : what, now);
     settle(now);
+  } else if (was_notified_) {  // they save and end, and are not to be stopped and started again
+    remarks_.on_notified(host.join);
+    broadcasts_.push_back(Wait{words_for_the_notified()});
   } else if (seated_.size() < static_cast<size_t>(job_spec_.max_nodes) && in(State::Done) == 0) {
     stop(host.join.host + " joins", now);
   } else {
@@ -135,8 +138,16 @@ void Coordinator::on(NodeId from, const Failed& failed, Time now) {
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
   }
-  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(from, failed.failure, now);
-  if (phase_ == Phase::Running) stop(failed.failure.what, now);
+  stop_after(from, failed.failure, now);
+}
+
+void Coordinator::stop_after(NodeId host, const Failure& failure, Time now) {
+  if (phase_ == Phase::Running && failure.is_notice()) {
+    was_notified_ = true;
+    return;
+  }
+  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(host, failure, now);
+  if (phase_ == Phase::Running) stop(failure.what, now);
 }
 
 void Coordinator::on(NodeId from, const Remark& remark, Time) {
@@ -154,8 +165,7 @@ void Coordinator::on(NodeId from, const Done& done, Time now) {
 void Coordinator::interrupt(const Failure& failure, Time now) {
   if (failure.is_kill()) return kill(failure.what, now);
   if (phase_ == Phase::Gathering) return end(failure.status, failure.what);
-  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(0, failure, now);
-  if (phase_ == Phase::Running) stop(failure.what, now);
+  stop_after(0, failure, now);
 }
 
 void Coordinator::lost(NodeId id, bool silent, Time now) {
@@ -175,8 +185,7 @@ void Coordinator::lost(NodeId id, bool silent, Time now) {
     const Failure failure{
         .kind = Failure::Kind::Lost,
         .what = fmt::format("{} ({}) was lost: {}", host.join.host, host.join.address, how)};
-    if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(id, failure, now);
-    if (phase_ == Phase::Running) stop(failure.what, now);
+    stop_after(id, failure, now);
   }
   if (phase_ == Phase::Stopping) settle(now);
   if (phase_ == Phase::Gathering) consider_start(now);
@@ -193,8 +202,10 @@ void Coordinator::stop(const std::string& why, Time now) {
   const auto signal = std::find_if(failures_.begin(), failures_.end(), is_signal);
   const bool signalled = signal != failures_.end();
   phase_ = Phase::Stopping;
+  if (!signalled) done_before_ = words_for_the_done();
   stop_until_ = now + timing_.lease + (signalled ? timing_.stop_after_signal : timing_.stop);
-  broadcasts_.push_back(Stop{attempt_, signalled ? signal->failure.status - 128 : 0, why});
+  broadcasts_.push_back(
+      Stop{attempt_, signalled ? signal->failure.signal() : 0, why + done_before_});
   why_ = why;
 }
 
@@ -214,8 +225,8 @@ void Coordinator::settle(Time now) {
   const bool from_outside = first.kind == Failure::Kind::Lost || first.status == kSigkill;
   const auto decision = restarts_.after(Restarts::Fault{first.rank, first.status, from_outside},
                                         event.time - started_);
-  const std::string text =
-      decision.text.empty() ? first.what : fmt::format("{}; {}", first.what, decision.text);
+  const std::string text = fmt::format("{}{}{}{}", first.what, done_before_,
+                                       decision.text.empty() ? "" : "; ", decision.text);
   if (!decision.pause) return end(first.status, text);
   why_ = text;
   not_before_ = now + *decision.pause;
@@ -268,6 +279,8 @@ void Coordinator::consider_start(Time now) {
 
 void Coordinator::start(Time now) {
   late_at_.reset();
+  was_notified_ = false;
+  done_before_.clear();
   std::vector<Candidate> candidates;
   for (const auto& [id, host] : hosts_) {
     if (host.state != State::Ready) continue;
@@ -303,20 +316,21 @@ void Coordinator::end(int status, const std::string& why) {
 void Coordinator::tick(Time now) {
   if (phase_ == Phase::Running && late_at_ && now >= *late_at_) {
     late_at_.reset();
-    remarks_.on_late(seated_.size(), hosts_with_ranks(), timing_);
+    remarks_.on_late(seated_.size(), hosts_in(State::Running), timing_);
   }
   if (phase_ == Phase::Gathering) {
     consider_start(now);
     const bool few = in(State::Ready) < static_cast<size_t>(job_spec_.min_nodes);
     if (phase_ == Phase::Gathering && few && now >= gathering_since_ + timing_.join) {
-      end(1, fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
-                         "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}",
-                         in(State::Ready), job_spec_.min_nodes, seconds(timing_.join),
-                         who_is_here(), why_.empty() ? "" : "; earlier: ", why_));
+      end(1,
+          fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
+                      "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}{}",
+                      in(State::Ready), job_spec_.min_nodes, seconds(timing_.join), who_is_here(),
+                      remarks_.last_refusal(), why_.empty() ? "" : "; earlier: ", why_));
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {
-    const std::vector<std::string> late = hosts_with_ranks();
+    const std::vector<std::string> late = hosts_in(State::Running);
     end(failures_.empty() ? 1 : cause().failure.status,
         fmt::format("{}; then the ranks on {} did not end in time",
                     failures_.empty() ? why_ : cause().failure.what, fmt::join(late, ", ")));

@@ -48,6 +48,8 @@ class Coordinator {
 
   // How many hosts beyond the places of the job may wait; any number when empty.
   void limit_spares(std::optional<int> most) { spares_ = most; }
+  // A connection that was refused before it could ask for a place, for the user.
+  void note_refusal(const std::string& text) { remarks_.note_refusal(text); }
   // Lines for the coordinator's user: what it waits for, which hosts it has refused, which are
   // spares.
   std::vector<std::string> take_remarks() { return remarks_.take(); }
@@ -80,6 +82,8 @@ class Coordinator {
 
   void set_state(Host& host, State state);
   size_t in(State state) const { return counts_[static_cast<size_t>(state)]; }
+  // A failure of that host, 0: of no host, or its launcher's notice.
+  void stop_after(NodeId host, const Failure& failure, Time now);
   // No rank of the attempt is wanted any more.
   void stop(const std::string& why, Time now);
   void kill(const std::string& why, Time now);
@@ -97,9 +101,10 @@ class Coordinator {
   bool has_seat(NodeId id) const { return seated_.contains(id); }
   Time fenced_until() const;
   std::string who_is_here() const;
+  std::string words_for_the_done() const;
   Message answer(const Join& join, Time now);
   void remark_on_waiting(Time now);
-  std::vector<std::string> hosts_with_ranks() const;
+  std::vector<std::string> hosts_in(State state) const;
 
   const JobSpec job_spec_;
   const Timing timing_;
@@ -123,6 +128,8 @@ class Coordinator {
   Time started_{}, gathering_since_{}, not_before_{}, stop_until_{};
   std::optional<Time> enough_since_;  // hosts are ready
   std::optional<Time> late_at_;       // when hosts whose ranks still run are named
+  bool was_notified_ = false;         // the ranks of the attempt, of a preemption
+  std::string done_before_;           // the hosts that were done when it was stopped, for users
   std::string why_;                   // for the next start
   std::optional<int> spares_;
   std::map<uint64_t, std::string> had_seat_;  // in the last attempt: launchers and their hosts

@@ -6,8 +6,13 @@
 
 namespace lockstep::launch {
 
+namespace {
+
+constexpr size_t kMost = 20;  // names in a line
+
+}  // namespace
+
 std::string Coordinator::who_is_here() const {
-  constexpr size_t kMost = 20;
   std::vector<std::string> here;
   std::vector<int> missing;
   for (const auto& [id, host] : hosts_) {
@@ -32,10 +37,19 @@ void Coordinator::remark_on_waiting(Time now) {
                       job_spec_, timing_, now);
 }
 
-std::vector<std::string> Coordinator::hosts_with_ranks() const {
+// The others may have waited for them.
+std::string Coordinator::words_for_the_done() const {
+  const auto done = hosts_in(State::Done);
+  if (done.empty()) return "";
+  return fmt::format("; the ranks on {} had all exited with status 0 before",
+                     done.size() > kMost ? fmt::format("{} hosts", done.size())
+                                         : fmt::format("{}", fmt::join(done, ", ")));
+}
+
+std::vector<std::string> Coordinator::hosts_in(State state) const {
   std::vector<std::string> names;
   for (const auto& [id, host] : hosts_) {
-    if (host.state == State::Running) names.push_back(host.join.host);
+    if (host.state == state) names.push_back(host.join.host);
   }
   return names;
 }

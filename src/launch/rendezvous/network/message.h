@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/core/preemption.h"
+
 namespace lockstep::launch {
 
 // Since any fixed moment of a clock that only goes forward.
@@ -53,6 +55,10 @@ struct Failure {
   bool is_final() const { return kind == Kind::Signalled || kind == Kind::Unstarted; }
   // No failure of its own: who has stopped the job does not wait for its ranks any longer.
   bool is_kill() const { return kind == Kind::Signalled && status == 128 + SIGKILL; }
+  // A scheduler's notice of preemption: ranks that run go on, or end by themselves.
+  bool is_notice() const { return kind == Kind::Signalled && status == kRequeueStatus; }
+  // That the launcher got; 0 for others.
+  int signal() const { return kind != Kind::Signalled ? 0 : is_notice() ? SIGUSR1 : status - 128; }
 };
 
 // The last attempt of which a launcher knows. A coordinator that has replaced another one learns

@@ -23,6 +23,7 @@ constexpr size_t kMostOutput = 16 << 20;
 constexpr auto kClosing = 2s;
 // While no descriptor is left for a new connection.
 constexpr auto kPause = 100ms;
+constexpr auto kRepeated = 30s;
 
 }  // namespace
 
@@ -136,7 +137,7 @@ void Network::await(std::vector<pollfd>& events) const {
 
 std::optional<Network::Clock::time_point> Network::deadline() const {
   std::optional<Clock::time_point> next;
-  if (unsaid_ > 0) next = last_said_ + 1s;
+  if (unsaid_ > 0) next = says_at();
   if (listens_again_ && (!next || *listens_again_ < *next)) next = listens_again_;
   for (const auto& [number, connection] : connections_) {
     const bool limited = connection.closing || !connection.channel.is_open();
@@ -185,8 +186,7 @@ void Network::drop_the_late() {
     const bool limited = connection.closing || !connection.channel.is_open();
     if (connection.over || !limited || now < connection.until) continue;
     if (!connection.link && !connection.closing) {
-      say(fmt::format("{} connected and did not prove that it belongs to this job",
-                      connection.peer));
+      say(connection, " connected and did not prove that it belongs to this job");
     }
     close(connection);
   }
@@ -202,7 +202,7 @@ void Network::accept_all() {
     const bool full = !socket && (errno == EMFILE || errno == ENFILE);
     if (!strangers_.empty() && (full || strangers_.size() >= kMostStrangers)) {
       Connection& oldest = connections_.at(*strangers_.begin());
-      say(fmt::format("{} had to make room for other connections", oldest.peer));
+      say(oldest, " had to make room for other connections");
       close(oldest);
     } else if (full) {
       epoll_event nothing{.events = 0, .data = {.u64 = 0}};
@@ -262,11 +262,10 @@ void Network::read(Connection& connection) {
     }
     deliver(connection);
     if (!error.empty() && !connection.over) {
-      const std::string text = fmt::format("{}: {}", connection.peer, error);
       if (connection.link && !was_open) {
-        handler_.on_disagreement(text);
+        handler_.on_disagreement(fmt::format("{}: {}", connection.peer, error));
       } else {
-        say(text);
+        say(connection, ": " + error);
       }
       return close(connection);
     }
@@ -317,17 +316,24 @@ void Network::close(Connection& connection, bool refused) {
   handler_.on_close(*connection.link, refused);
 }
 
-// At most one line a second.
-void Network::say(const std::string& text) {
+Network::Clock::time_point Network::says_at() const {
+  return last_said_ + (last_cause_ == said_cause_ ? kRepeated : 1s);
+}
+
+// At most one line a second, and one in kRepeated about what a host does again and again.
+void Network::say(const Connection& connection, const std::string& what) {
   unsaid_ += 1;
-  last_text_ = text;
+  last_text_ = connection.peer + what;
+  std::string cause = connection.peer.substr(0, connection.peer.rfind(':')) + what;
+  last_cause_ = std::move(cause);
   say_what_is_due();
 }
 
 void Network::say_what_is_due() {
   const auto now = Clock::now();
-  if (unsaid_ == 0 || now < last_said_ + 1s) return;
+  if (unsaid_ == 0 || now < says_at()) return;
   last_said_ = now;
+  said_cause_ = last_cause_;
   const int others = std::exchange(unsaid_, 0) - 1;
   handler_.on_stranger(others > 0 ? fmt::format("{} (and {} before it)", last_text_, others)
                                   : last_text_);

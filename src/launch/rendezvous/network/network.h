@@ -87,8 +87,9 @@ class Network {
   void flush(Connection& connection);
   void close(Connection& connection, bool refused = false);
   void deliver(Connection& connection);
-  void say(const std::string& text);
+  void say(const Connection& connection, const std::string& what);
   void say_what_is_due();
+  Clock::time_point says_at() const;
   Connection* find(ConnectionId link);
 
   Fd socket_;
@@ -108,7 +109,7 @@ class Network {
   MessagePtr encoded_;  // into bytes_: a message to all is encoded once
   std::string bytes_;
   int unsaid_ = 0;
-  std::string last_text_;
+  std::string last_text_, last_cause_, said_cause_;  // a cause: the host, and what it did
 };
 
 }  // namespace lockstep::launch

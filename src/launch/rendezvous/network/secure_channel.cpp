@@ -101,7 +101,12 @@ void SecureChannel::read() {
     if (state_ == State::Hello || state_ == State::Challenge) {
       const std::string_view begin = std::string_view(input_).substr(used_, kMagic.size());
       if (begin != kMagic.substr(0, begin.size())) {
-        fail(fmt::format("a program that is not a launcher sent '{}'", quoted(begin)));
+        constexpr char kTlsHandshake = 0x16;  // the type of the first record
+        const bool is_tls = !tls_ && begin.front() == kTlsHandshake;
+        fail(fmt::format("a program that is not a launcher sent '{}'{}", quoted(begin),
+                         is_tls ? ", as TLS begins: give --tls (or --rdzv-conf tls=1) to the "
+                                  "launchers of all hosts, or to none"
+                                : ""));
       }
       const auto greeting = take(kGreeting);
       if (!greeting) return;

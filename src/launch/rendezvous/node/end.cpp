@@ -10,7 +10,7 @@ void Node::interrupt(const Failure& failure, Time now) {
   if (is_root()) {
     coordinator_->interrupt(failure, now);
     broadcast(now);
-  } else if (failure.is_kill()) {
+  } else if (failure.is_kill() || (failure.is_notice() && ranks_ && !halted_ && !failure_)) {
     if (phase_ == Phase::Member) report(Failed{attempt_, failure}, now);
   } else if (seated_ && phase_ == Phase::Member) {
     interrupted_ = failure;

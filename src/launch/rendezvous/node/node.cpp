@@ -83,8 +83,9 @@ void Node::follow(const Message& message, Time now) {
     if (!seated_) return obstructed(words_for_a_spare(start->hosts.size()));
     waiting_for_.clear();
     if (interrupted_) {  // while the order to start was on its way
-      done_ = true;
-      return rank_failed(*interrupted_, now);
+      failure_ = interrupted_;
+      failed_at_ = now;
+      return report_ready(now);
     }
     ranks_ = true;
     halted_ = false;
@@ -242,6 +243,7 @@ void Node::orphaned(const std::string& why, Time now) {
   const std::string what =
       "lost the connection to the coordinator at " + options_.coordinator + ": " + why;
   const bool had_part = ranks_ || done_;
+  const bool is_reported = ranks_ && !halted_;  // once they have ended
   // Also when a signal is stopping them: the lease leaves less time than that would.
   if (ranks_) actions_.emplace_back(Halt{what, 0});
   halted_ = halted_ || ranks_;
@@ -250,7 +252,7 @@ void Node::orphaned(const std::string& why, Time now) {
     if (!ranks_) return end(1, what, now);
     ends_with_ranks_ = what;
   }
-  actions_.emplace_back(Say{what});
+  if (!is_reported) actions_.emplace_back(Say{what});
   done_ = false;
   why_ = what;
   // Before the first answer nothing has changed.
@@ -266,6 +268,11 @@ void Node::drop(ConnectionId caller, bool silent, Time now) {
     broadcast(now);
   }
   if (phase_ == Phase::Ending) leave_if_alone();
+}
+
+void Node::refused(const std::string& text) {
+  actions_.emplace_back(Say{text});
+  if (is_root()) coordinator_->note_refusal(text);
 }
 
 void Node::remark(const std::string& text, Time now) {

@@ -78,6 +78,9 @@ class Node {
   // Why the coordinator could not be joined so far; printed once, and again when time has run out.
   void obstructed(const std::string& why);
 
+  // A connection to this coordinator was refused, for its user.
+  void refused(const std::string& text);
+
   // For the users of all other hosts.
   void remark(const std::string& text, Time now);
   void rank_failed(const Failure& failure, Time now);
@@ -85,7 +88,7 @@ class Node {
   // because of Halt. `store_port` is for the next attempt.
   void ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now);
   // The launcher was asked to end; its ranks, if any, are stopped by the caller. Once more with
-  // 128 + SIGKILL: all ranks are to be killed.
+  // 128 + SIGKILL: all ranks are to be killed. A notice of preemption ends nothing while ranks run.
   void interrupt(const Failure& failure, Time now);
 
   void tick(Time now);
@@ -99,6 +102,7 @@ class Node {
   }
   bool is_over() const { return phase_ == Phase::Over; }
   bool has_ranks() const { return ranks_; }
+  bool has_done() const { return done_; }
   uint32_t attempt() const { return attempt_; }
   const Coordinator* coordinator() const { return coordinator_ ? &*coordinator_ : nullptr; }
 
