@@ -55,8 +55,8 @@ TEST_F(ConfigCommands, InitReplacesNothingUnlessTold) {
   EXPECT_EQ(lockstep_tool("config init /none/run.yaml").status, 1);
 }
 
-// Beyond the limit of a file's size, as on a full disk. Not under ThreadSanitizer, whose runtime writes a
-// file of its own first.
+// Beyond the limit of a file's size, as on a full disk. Not under ThreadSanitizer, whose runtime
+// writes a file of its own first.
 TEST_F(ConfigCommands, AFileThatCannotBeReplacedStays) {
   const std::string file = write("run.yaml", "mine");
   const auto run = [&](const std::string& words) {

@@ -58,8 +58,9 @@ struct FsdpOptions {
   // units_of() finds modules by type.
   std::vector<std::shared_ptr<torch::nn::Module>> units = {};
   // Above 0: further units are found by size, the innermost modules with at least this many
-  // parameters that no unit has yet, and that are not part of one of libtorch's (MultiheadAttention,
-  // Transformer and its layers, AdaptiveLogSoftmaxWithLoss), whose forward() uses no call().
+  // parameters that no unit has yet, and that are not part of one of libtorch's
+  // (MultiheadAttention, Transformer and its layers, AdaptiveLogSoftmaxWithLoss), whose forward()
+  // uses no call().
   int64_t min_num_params = 0;
 
   Sharding sharding = Sharding::Full;
@@ -237,9 +238,9 @@ class Fsdp {
   // calls it, outside of forward and backward: between unshard() and reshard(), which it calls.
   uint64_t fingerprint();
 
-  // parallel::clip_grad_norm_() over the parts of all ranks, without what FsdpOptions::ignore names,
-  // whose gradients are each rank's own. Every rank calls it. The order in which the norm is added
-  // up does not depend on the number of ranks or the units, nor do its bits.
+  // parallel::clip_grad_norm_() over the parts of all ranks, without what FsdpOptions::ignore
+  // names, whose gradients are each rank's own. Every rank calls it. The order in which the norm is
+  // added up does not depend on the number of ranks or the units, nor do its bits.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
   // All parameters get their memory and keep it until reshard(), or a backward() that averages. All

@@ -16,8 +16,8 @@
 namespace lockstep::parallel {
 
 std::vector<int> all_ranks(const Group& group);
-// Whether a buffer on the CPU has these elements. -0 differs from 0, and a NaN from another one, but
-// not from itself.
+// Whether a buffer on the CPU has these elements. -0 differs from 0, and a NaN from another one,
+// but not from itself.
 bool same_bytes(const at::Tensor& tensor, const at::Tensor& elements);
 
 // Broadcast, or (Buffers::Average) floating-point and complex ones averaged and the rest broadcast.
