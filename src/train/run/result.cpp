@@ -26,7 +26,8 @@ std::string result_json(const Ending& ending, const RunConfig& config, const com
   if (!ending.outcome.best.empty()) {
     const auto manifest = checkpoint::Checkpoint(ending.outcome.best).manifest();
     best_metric = config.checkpoint.best_metric;
-    best_value = number(manifest.metrics.at(config.checkpoint.best_metric));
+    const auto value = manifest.metrics.find(config.checkpoint.best_metric);
+    if (value != manifest.metrics.end()) best_value = number(value->second);
     best_step = manifest.step;
   }
   const Json result = {
