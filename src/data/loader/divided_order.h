@@ -11,8 +11,11 @@ namespace lockstep::data {
 // A pass over a part begins or goes on. Any thread.
 void note_order(const SamplerState& state, const Shard& part);
 
-// The same number for the same order; 0 before the first pass. Samples of one part only are not
-// divided, and do not count.
-uint64_t divided_order();
+// Counts the passes that have begun or gone on.
+uint64_t divided_passes();
+
+// The same number for the same seed and shuffle; 0 where no pass has begun since there were so
+// many. Samples of one part only are not divided, and do not count.
+uint64_t divided_order(uint64_t since);
 
 }  // namespace lockstep::data

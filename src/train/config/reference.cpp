@@ -34,7 +34,7 @@ training: {epochs: 2, batch_size: 64, seed: 1}
 | `lockstep config check FILE` | reports all errors of a file, with line and column |
 | `lockstep config show FILE` | shows every value and where it comes from |
 | `lockstep train FILE` | trains; the file is checked before any rank is started |
-| `lockstep sweep FILE --over KEY=V,V` | trains once for each combination of values, as many runs at a time as the cores allow |
+| `lockstep sweep FILE --over KEY=V,V` | trains once for each combination of values, as many runs at a time as the cores allow; the best one is by the last evaluation, and with `checkpoint.restore_best` by the best one where it has the same metric |
 
 All of them take `--set section.key=value`, any number of times; the value is YAML. If a key is set
 twice, the last value is used.

@@ -84,6 +84,15 @@ TEST(CheckSame, TheFirstPassComparesTheOrderOfSamples) {
     run(world, world.rank(), /*shuffle=*/false, 2);
     run(world, world.rank(), /*shuffle=*/true, 1);  // each rank draws from all by itself
   });
+  // What was divided before a Ddp, or by one rank only, says nothing of its samples.
+  spawn(2, [&](World& world) {
+    data::DistributedSampler(8, {0, 2}, {.seed = world.rank()}).indices();
+    run(world, world.rank(), /*shuffle=*/true, 1);
+    torch::nn::Linear net(2, 1);
+    Ddp ddp(net, world.group());
+    if (world.rank() == 0) data::DistributedSampler(8, {0, 2}, {.seed = 3}).indices();
+    net(torch::ones({1, 2})).sum().backward();
+  });
 }
 
 TEST(CheckSame, BuffersLearningRatesAndStateAreCompared) {

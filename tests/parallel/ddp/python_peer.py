@@ -122,6 +122,7 @@ def train_with_all(net, optimizer):
 def mixed(case):
     dist.init_process_group("gloo")
     if case == "nothing":
+        dist.all_reduce(torch.ones(1))
         return 0
     net = make_net()
     name, what = case.split("-")

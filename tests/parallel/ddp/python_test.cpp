@@ -201,10 +201,13 @@ TEST(MixedGroup, WithLoaderAutocastClippingSchedulerAndGlobalMean) {
   });
 }
 
-// Python's rank leaves at once: nobody may wait for it.
+// Python's rank leaves when both have connected: nobody may wait for it.
 TEST(MixedGroup, WhatNeedsRanksOfLockstepIsRefused) {
   beside_python(1, "nothing", [](World& world) {
     const Group& group = world.group();
+    // Before it, Python's rank may still be connecting, which fails when this one ends.
+    at::Tensor one = torch::ones({1});
+    group.all_reduce(one, ReduceOp::Sum).wait();
     Mlp net;
     torch::optim::SGD sgd(net.parameters(), 0.1);
     const std::vector<std::pair<const char*, std::function<void()>>> calls{

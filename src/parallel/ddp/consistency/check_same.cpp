@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <unordered_map>
 
-#include "data/loader/divided_order.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "parallel/ddp/consistency/compare_ranks.h"
@@ -79,6 +79,9 @@ void Inventory::add(const Model& model, const torch::optim::Optimizer& optimizer
   }
 }
 
+constexpr std::string_view kOrder =
+    "the order in which a Loader or sampler divides the samples (its seed or shuffle)";
+
 // The sentence of what differs; empty when nothing does.
 std::string difference(const Inventory& mine, const Group& group) {
   const uint64_t all = fingerprint(mine.bytes());
@@ -94,6 +97,15 @@ std::string difference(const Inventory& mine, const Group& group) {
     std::vector<uint64_t> theirs(bytes.size() / sizeof(uint64_t));
     std::memcpy(theirs.data(), bytes.data(), bytes.size());
     by_rank.push_back(std::move(theirs));
+  }
+  // A rank that has divided no samples has no order that could be another one.
+  const auto divides_none = [](const std::vector<uint64_t>& theirs) { return theirs[0] == 0; };
+  if (!mine.names.empty() && mine.names[0] == kOrder &&
+      std::ranges::any_of(by_rank, divides_none)) {
+    for (auto& theirs : by_rank) theirs[0] = 0;
+    if (std::ranges::all_of(by_rank, [&](const auto& theirs) { return theirs == by_rank[0]; })) {
+      return {};
+    }
   }
   // Rank 0 writes the sentence, so that all ranks throw the same.
   const auto [first, ranks] = [&] {
@@ -116,9 +128,6 @@ std::string difference(const Inventory& mine, const Group& group) {
                      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
                      ranks.size() == 1 ? "s" : "", group.size(), name);
 }
-
-constexpr std::string_view kOrder =
-    "the order in which a Loader or sampler divides the samples (its seed, epoch or shuffle)";
 
 void compare(const Inventory& mine, const Group& group, std::string_view when) {
   const std::string text = difference(mine, group);
@@ -143,9 +152,9 @@ constexpr std::string_view kCall = "a call of check_same()";
 }  // namespace
 
 void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
-                   std::string_view when, bool with_order) {
+                   std::string_view when, std::optional<uint64_t> order) {
   Inventory mine;
-  if (with_order) mine.add(std::string(kOrder), data::divided_order());
+  if (order) mine.add(std::string(kOrder), *order);
   mine.add(model);
   if (optimizer != nullptr) mine.add(model, *optimizer, Foreign::Skip);
   compare(mine, group, when);

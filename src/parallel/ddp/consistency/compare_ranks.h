@@ -3,6 +3,8 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "lockstep/comm/group.h"
@@ -12,9 +14,9 @@ namespace lockstep::parallel {
 
 // Compares the model of all ranks and, unless it is null, the optimizer's options and its state of
 // the model's parameters. Every rank calls it. Throws ConfigError on all ranks when they differ,
-// which begins with `when`, such as "pass 300 of Ddp 1". `with_order`: also the order in which the
-// samples were last divided among ranks.
+// which begins with `when`, such as "pass 300 of Ddp 1". Also `order` unless it is
+// nothing: data::divided_order().
 void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
-                   std::string_view when, bool with_order);
+                   std::string_view when, std::optional<uint64_t> order);
 
 }  // namespace lockstep::parallel

@@ -303,8 +303,10 @@ void Reducer::check_same() {
   unchecked_ = 0;
   Model model = module_.model();
   if (!is_asked || options_.buffers == Buffers::None) model.buffers.clear();
+  std::optional<uint64_t> order;
+  if (is_first) order = data::divided_order(passes_before_);
   compare_ranks(model, optimizer_, group_,
-                fmt::format("pass {} of Ddp {}", clock_.count(), caller_), is_first);
+                fmt::format("pass {} of Ddp {}", clock_.count(), caller_), order);
 }
 
 // The flags say which buffers some rank changed.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/loader/divided_order.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
 #include "parallel/ddp/attached_module.h"
@@ -184,6 +185,7 @@ class Reducer : public GradientListener,
   const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
   int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
   bool compared_ = false;  // the first of them is over
+  const uint64_t passes_before_ = data::divided_passes();  // over samples, before this Reducer
 
   // Of the pass.
   BackwardPass backward_;
