@@ -78,6 +78,7 @@ TEST(OpenFiles, TooFewForACoordinatorAreOneClearError) {
   EXPECT_EQ(coordinate("1:8").exit_code, 0);
 }
 
+// Not under ThreadSanitizer, whose runtime writes a file of its own first.
 TEST(FileSize, ThatIsTooSmallForSharedMemoryIsOneClearError) {
   const Result result = run_script(2, "true", {.most_file_bytes = 0});
   EXPECT_EQ(result.exit_code, 1);
