@@ -409,7 +409,7 @@ Group Group::part(std::vector<int> ranks, int color) const {
   for (const int r : ranks) members.push_back(own[static_cast<size_t>(r)]);
   Group group(ranks.size() == 1 ? make_solo_transport() : transport_->subset(ranks, color));
   group.transport_->set_world_ranks(std::move(members));
-  // A rank by itself out of several computes the same bits whatever their number.
+  // Not to a group of one rank among several: its collectives do not depend on how many there are.
   if (group.size() > 1 || size() == 1) group.transport_->share_lanes_of(*transport_);
   return group;
 }

@@ -201,7 +201,7 @@ TEST(MixedGroup, WithLoaderAutocastClippingSchedulerAndGlobalMean) {
   });
 }
 
-// Python's rank leaves when both have connected: nobody may wait for it.
+// Python's rank exits once both have connected: no refusal may wait for it.
 TEST(MixedGroup, WhatNeedsRanksOfLockstepIsRefused) {
   beside_python(1, "nothing", [](World& world) {
     const Group& group = world.group();
