@@ -9,6 +9,7 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "parallel/ddp/consistency/compare_ranks.h"
 #include "parallel/fsdp/call_count.h"
 #include "parallel/fsdp/state.h"
 #include "parallel/lanes/rules.h"
@@ -364,6 +365,8 @@ void Fsdp::State::settle(const std::vector<char>& reached) {
 void Fsdp::State::agree_on_order() {
   ordered_ = true;
   if (plan_.all.size() == 1) return;
+  compare_ranks({}, nullptr, plan_.all, fmt::format("pass {} of Fsdp {}", pass_, caller_),
+                data::divided_order(passes_before_));
   std::vector<size_t> order;
   const auto number = [&](const Unit* unit) {
     const auto found = std::ranges::find(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/files/fd.h"
+#include "data/loader/divided_order.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/lanes.h"
@@ -182,6 +183,7 @@ class Fsdp::State : public GradientListener,
   std::vector<std::weak_ptr<Call>> fired_;
   std::vector<Unit*> reduce_order_, completed_order_;
   bool ordered_ = false;
+  const uint64_t passes_before_ = data::divided_passes();  // over samples, before this Fsdp
   size_t launched_ = 0;
   std::deque<UnitFlat*> in_flight_;
 };

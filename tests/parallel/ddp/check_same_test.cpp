@@ -3,6 +3,8 @@
 
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/parallel/call.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/metrics.h"
@@ -63,18 +65,22 @@ TEST(CheckSame, NamesTheRankAndTheFirstParameterThatDiffers) {
   });
 }
 
-// A seed of the clock, as programs of one process have it.
-TEST(CheckSame, TheFirstPassComparesTheOrderOfSamples) {
-  const auto run = [](World& world, int64_t seed, bool shuffle, int64_t count) {
-    torch::manual_seed(1);
-    torch::nn::Linear net(2, 1);
-    Ddp ddp(net, world.group());
-    data::TensorDataset samples(torch::ones({8, 2}), torch::ones({8}));
-    data::Loader loader(samples, Shard{count == 1 ? 0 : world.rank(), count},
-                        {.batch_size = 2, .seed = seed, .shuffle = shuffle});
-    for (auto [x, y] : loader.epoch(0)) net(x).sum().backward();
-  };
+template <typename Wrapper>
+void train_on_parts(World& world, int64_t seed, bool shuffle, int64_t parts) {
+  torch::manual_seed(1);
+  torch::nn::Linear net(2, 1);
+  Wrapper wrapper(net, world.group());
+  data::TensorDataset samples(torch::ones({8, 2}), torch::ones({8}));
+  data::Loader loader(samples, Shard{parts == 1 ? 0 : world.rank(), parts},
+                      {.batch_size = 2, .seed = seed, .shuffle = shuffle});
+  for (auto [x, y] : loader.epoch(0)) call(net, x).sum().backward();
+}
+
+template <typename Wrapper>
+void expect_compared_orders() {
+  const auto run = train_on_parts<Wrapper>;
   spawn(2, [&](World& world) {
+    // A seed of the clock, as programs of one process have it.
     const std::string error =
         message_of<ConfigError>([&] { run(world, world.rank(), /*shuffle=*/true, 2); });
     EXPECT_THAT(error, HasSubstr("rank 1 differs from rank 0 (2 ranks), first in the order in "
@@ -84,16 +90,19 @@ TEST(CheckSame, TheFirstPassComparesTheOrderOfSamples) {
     run(world, world.rank(), /*shuffle=*/false, 2);
     run(world, world.rank(), /*shuffle=*/true, 1);  // each rank draws from all by itself
   });
-  // What was divided before a Ddp, or by one rank only, says nothing of its samples.
+  // What was divided before, or by one rank only, says nothing of its samples.
   spawn(2, [&](World& world) {
     data::DistributedSampler(8, {0, 2}, {.seed = world.rank()}).indices();
     run(world, world.rank(), /*shuffle=*/true, 1);
     torch::nn::Linear net(2, 1);
-    Ddp ddp(net, world.group());
+    Wrapper wrapper(net, world.group());
     if (world.rank() == 0) data::DistributedSampler(8, {0, 2}, {.seed = 3}).indices();
-    net(torch::ones({1, 2})).sum().backward();
+    call(net, torch::ones({1, 2})).sum().backward();
   });
 }
+
+TEST(CheckSame, TheFirstPassComparesTheOrderOfSamples) { expect_compared_orders<Ddp>(); }
+TEST(CheckSame, TheFirstPassOfAnFsdpComparesTheOrderOfSamples) { expect_compared_orders<Fsdp>(); }
 
 TEST(CheckSame, BuffersLearningRatesAndStateAreCompared) {
   spawn(2, [](World& world) {
