@@ -25,7 +25,10 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double p) {
   for (const auto& tensor : tensors) {
     if (tensor.numel() > 0) filled.push_back(tensor);
   }
-  if (filled.empty()) return at::zeros({}, tensors.front().options().dtype(at::kFloat));
+  if (filled.empty()) {
+    const at::Tensor& first = tensors.front();
+    return at::zeros({}, first.options().dtype(c10::toRealValueType(first.scalar_type())));
+  }
   return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, p)), p);
 }
 

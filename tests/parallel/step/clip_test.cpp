@@ -84,6 +84,8 @@ TEST(ClipGradNorm, ParametersWithoutGradientsElementsOrASecondEntry) {
       EXPECT_NEAR(twice.grad().item<double>(), 1, 1e-6);
     }
     EXPECT_EQ(clip_grad_norm_({empty}, 1, {.norm_type = kInf}).item<double>(), 0);
+    const auto wide = parameter(at::zeros({0}, at::kDouble));
+    EXPECT_EQ(clip_grad_norm_({wide}, 1).scalar_type(), at::kDouble);
   });
 }
 
