@@ -97,7 +97,8 @@ uint64_t run(const LaneProgram& program, World& world) {
   std::vector<at::Tensor> parameters;
   for (int i = 0; i < program.models; ++i) {
     auto net = std::make_unique<Net>(program.net, static_cast<uint64_t>(i), world.group());
-    if (program.freezes) net->parameters().front().set_requires_grad(net->parameters().size() == 1);
+    // Not the head, which is the first: a lane may leave out all else.
+    if (program.freezes) net->parameters().back().set_requires_grad(net->parameters().size() == 1);
     net->skips = [&](size_t block, const Moment& moment) {
       Random random(program.seed + 31 * block + 101 * static_cast<uint64_t>(moment.lane) +
                     7 * static_cast<uint64_t>(moment.step));

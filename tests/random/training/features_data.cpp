@@ -112,11 +112,7 @@ struct GlobalMeans : Feature {
   }
   void after_backward(Training& training) override {
     for (size_t i = 0; i < training.lanes.size(); ++i) {
-      std::vector<at::Tensor> parameters;
-      for (const auto& model : training.lanes[i].models) {
-        const auto own = model.parameters();
-        parameters.insert(parameters.end(), own.begin(), own.end());
-      }
+      const auto parameters = training.lanes[i].parameters();
       if (training.on_rank()) {
         means[i].scale_gradients_(parameters);
         continue;

@@ -31,15 +31,6 @@ struct Clearing : Feature {
   uint64_t seed;
 };
 
-std::vector<at::Tensor> parameters_of(const Lane& lane) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& model : lane.models) {
-    const auto own = model.parameters();
-    parameters.insert(parameters.end(), own.begin(), own.end());
-  }
-  return parameters;
-}
-
 struct CreateGraph : Feature {
   explicit CreateGraph(const Part&) {}
   static bool applies(const Program&) { return true; }
@@ -68,7 +59,7 @@ struct GradientClones : Feature {
   void after_step(Training& training) override {
     const at::NoGradGuard no_grad;
     for (Lane* lane : training.stepping()) {
-      for (const auto& parameter : parameters_of(*lane)) {
+      for (const auto& parameter : lane->parameters()) {
         if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().clone();
       }
     }
@@ -84,7 +75,7 @@ struct ClipNorm : Feature {
     const double type = random.pick({2.0, 1.0, std::numeric_limits<double>::infinity()});
     for (Lane* lane : training.stepping()) {
       if (!training.program.has("fsdp")) {
-        parallel::clip_grad_norm_(parameters_of(*lane), most, {.norm_type = type});
+        parallel::clip_grad_norm_(lane->parameters(), most, {.norm_type = type});
         continue;
       }
       for (Model& model : lane->models) {
@@ -107,7 +98,7 @@ struct ClipValue : Feature {
   explicit ClipValue(const Part&) {}
   static bool applies(const Program&) { return true; }
   void after_backward(Training& training) override {
-    for (Lane* lane : training.stepping()) parallel::clip_grad_value_(parameters_of(*lane), 0.02);
+    for (Lane* lane : training.stepping()) parallel::clip_grad_value_(lane->parameters(), 0.02);
   }
 };
 

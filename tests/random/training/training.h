@@ -45,6 +45,15 @@ struct Lane {
   bool active = true;  // has a batch in this step
   std::vector<Model> models;
   std::vector<double> losses;
+
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> all;
+    for (const auto& model : models) {
+      const auto own = model.parameters();
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    return all;
+  }
 };
 
 // How Ddp averages, for the process that does it by hand.
