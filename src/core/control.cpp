@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/files/fd.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -28,8 +29,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEA
 
 [[noreturn]] void fail(const char* call) {
   const int error = errno;
-  throw Error(fmt::format("[control] {}: {}{}", call, std::strerror(error),
-                          error == EFBIG ? "; raise `ulimit -f`" : ""));
+  throw Error(fmt::format("[control] {}: {}{}", call, std::strerror(error), advice_on_size(error)));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace lockstep {
@@ -29,5 +30,8 @@ class [[nodiscard]] Fd {
  private:
   int fd_ = -1;
 };
+
+// What to do about an error of ftruncate(), to put behind it; mostly nothing.
+inline const char* advice_on_size(int error) { return error == EFBIG ? "; raise `ulimit -f`" : ""; }
 
 }  // namespace lockstep

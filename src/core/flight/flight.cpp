@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/files/fd.h"
 #include "core/flight/block.h"
 #include "core/flight/segment.h"
 #include "lockstep/core/error.h"
@@ -91,7 +92,7 @@ Segment::Segment(int local_ranks) : ranks_(local_ranks) {
     const int error = errno;
     if (fd_ >= 0) close(fd_);
     throw Error(fmt::format("[flight] no memory for {} ranks: {}{}", ranks_, std::strerror(error),
-                            error == EFBIG ? "; raise `ulimit -f`" : ""));
+                            advice_on_size(error)));
   }
   for (int r = 0; r < ranks_; ++r) {
     reinterpret_cast<Block*>(static_cast<char*>(memory_) + static_cast<size_t>(r) * kBlockBytes)

@@ -85,10 +85,7 @@ void CsvRecords::read_quoted() {
   }
   if (at_line_end() || bytes_[position_] == delimiter_) return;
   // A '\r' here is not followed by a '\n'.
-  fault_ =
-      bytes_[position_] == '\r'
-          ? "its lines end with CR alone, like those of old Macs: they have to end with LF or CRLF"
-          : "text after a closing quote";
+  fault_ = bytes_[position_] == '\r' ? kCrAlone : "text after a closing quote";
   while (!at_line_end() && bytes_[position_] != delimiter_) ++position_;
 }
 

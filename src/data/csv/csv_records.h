@@ -9,6 +9,9 @@
 
 namespace lockstep::data {
 
+inline constexpr std::string_view kCrAlone =
+    "its lines end with CR alone, like those of old Macs: they have to end with LF or CRLF";
+
 // Fields are separated by the delimiter, records by LF or CRLF; a field in quotes may hold both,
 // and a quote as two. Blank lines are not records. A byte-order mark of UTF-8 is left out.
 class CsvRecords {

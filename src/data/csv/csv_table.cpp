@@ -89,9 +89,7 @@ class TableParser {
                                       : std::to_string(i));
       if (records_.fields()[i].find('\r') != std::string_view::npos &&
           bytes_.find('\n') == std::string_view::npos) {
-        fail(
-            "its lines end with CR alone, like those of old Macs: they have to end with LF or "
-            "CRLF");
+        fail(std::string(kCrAlone));
       }
     }
     choose_columns();
