@@ -365,6 +365,12 @@ TEST_F(PlanCommand, AFileIsPlannedInWordsAndForPrograms) {
   EXPECT_EQ(plan.at("parameters"), 203530);
 }
 
+TEST_F(PlanCommand, TheKnownDevicesAreAnObjectToo) {
+  const auto known = nlohmann::json::parse(lockstep_tool("plan --devices --json").said);
+  EXPECT_EQ(known.at("devices").at(0).at("name"), "t4");
+  EXPECT_GT(known.at("networks").at(0).at("node_bandwidth"), 0);
+}
+
 TEST_F(PlanCommand, RanksAreThoseOfAllHostsOfTheFile) {
   const auto ranks = [&](const std::string& more) {
     const auto out = lockstep_tool("plan " + run_ + " --json --devices-per-node 4 " + more);

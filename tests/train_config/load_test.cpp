@@ -203,6 +203,7 @@ TEST(LoadConfig, WhatIsNoYamlHasALine) {
   EXPECT_THAT(refusal("- 1\n- 2\n"), HasSubstr("run.yaml:1:1: expected sections"));
   EXPECT_THAT(refusal("seed: 1\n---\nseed: 2\n"), HasSubstr("a second document"));
   EXPECT_THAT(refusal(",\x84"), HasSubstr("run.yaml:1:1: "));  // YAML::LoadAll() never returns
+  EXPECT_THAT(refusal("model:\n\tkind: mlp\n"), HasSubstr("the line is indented with a tab"));
   EXPECT_THAT(refusal("? [a, b]\n: 1\n"), HasSubstr("a key has to be a word"));
   EXPECT_THAT(refusal(std::string(2 << 20, ' ')), HasSubstr("a configuration has at most"));
 }

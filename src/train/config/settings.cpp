@@ -36,6 +36,13 @@ std::string short_key(const std::string& section) {
   return section + (section == "mixed_precision" ? ".dtype" : ".kind");
 }
 
+bool is_indented_with_tab(const std::string& text, int line) {
+  std::istringstream lines(text);
+  std::string read;
+  while (line-- > 0) std::getline(lines, read);
+  return read.substr(0, read.find_first_not_of(" \t")).find('\t') != read.npos;
+}
+
 // Whether a text has more than one document. YAML::LoadAll() would tell, but never returns with
 // some texts, among them a comma and an unfinished UTF-8 sequence.
 class SecondDocument : public YAML::EventHandler {
@@ -154,7 +161,10 @@ void Settings::read_file(const std::string& text, const std::string& name, Empty
     const int line = error.mark.is_null() ? 1 : error.mark.line + 1;
     const int column = error.mark.is_null() ? 1 : error.mark.column + 1;
     problems_.add({fmt::format("{}:{}:{}", name, line, column), line},
-                  fmt::format("not YAML: {}", error.msg));
+                  fmt::format("not YAML: {}{}", error.msg,
+                              is_indented_with_tab(text, line)
+                                  ? "; the line is indented with a tab, and YAML takes spaces"
+                                  : ""));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/nearest.h"
@@ -46,6 +47,24 @@ void list_known() {
   for (const auto& n : plan::known_networks()) {
     fmt::print("{:<16} {:>8.1f}  {}\n", n.name, n.node_bandwidth / 1e9, n.source);
   }
+}
+
+void print_known_as_json() {
+  auto devices = nlohmann::ordered_json::array(), networks = devices;
+  for (const auto& d : plan::known_devices()) {
+    devices.push_back({{"name", d.name},
+                       {"memory_bytes", d.memory_bytes},
+                       {"memory_bandwidth", d.memory_bandwidth},
+                       {"narrow_flops", d.narrow_flops},
+                       {"float_flops", d.float_flops},
+                       {"local_bandwidth", d.local_bandwidth},
+                       {"source", d.source}});
+  }
+  for (const auto& n : plan::known_networks()) {
+    networks.push_back(
+        {{"name", n.name}, {"node_bandwidth", n.node_bandwidth}, {"source", n.source}});
+  }
+  fmt::print("{}\n", nlohmann::ordered_json{{"devices", devices}, {"networks", networks}}.dump(2));
 }
 
 }  // namespace
@@ -123,7 +142,7 @@ int PlanCommand::plan_grpo() const {
 
 int PlanCommand::carry_out() const {
   if (lists_) {
-    list_known();
+    json_ ? print_known_as_json() : list_known();
     return 0;
   }
   if (grpo_) return plan_grpo();

@@ -21,6 +21,7 @@ On several hosts start one launcher on each. They prove to each other that they 
 secret that LOCKSTEP_TOKEN_FILE names on each host: openssl rand -hex 32 > job.token; chmod 600 job.token.
 
 Exit status: 0; the first failing rank's own; 128 + the signal that killed it, or stopped the job;
+75 after a save on request (SIGUSR1): start the job again to go on;
 127 and 126 when the program is not there or cannot be executed; 2 for a wrong flag.
 
   lockstep run --nproc-per-node 4 ./mnist --epochs 2
