@@ -26,7 +26,7 @@ struct LoaderOptions {
   // Samples per rank and step; all ranks together take size() times as many. With lanes: per lane.
   int64_t batch_size = 64;
   // The order depends on (seed, epoch) alone. The same on all ranks: with others samples come
-  // twice, and others not at all. Ddp compares them in its first pass, and nothing else does.
+  // twice, and others not at all. Ddp and Fsdp compare them in their first pass.
   int64_t seed = 0;
   bool shuffle = true;
   // What to do when the data are not a multiple of the global batch. With neither of the two: the

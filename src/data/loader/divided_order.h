@@ -1,5 +1,5 @@
-// How this process last divided samples among ranks, for Ddp to compare: where the ranks' orders
-// differ, samples come several times or never.
+// How this process last divided samples among ranks, for Ddp and Fsdp to compare: where the ranks'
+// orders differ, samples come several times or never.
 #pragma once
 
 #include <cstdint>
