@@ -34,6 +34,7 @@ FOLDERS = {
     "train/report": {"report"},
     "rl/environment": {"chat", "embedded", "environment", "scores", "tau2"},
 }
+TEXT = "lockstep/text/utf8.h"  # which bytes are text
 HEADERS = {
     "train/config": {"config", "config_extensions", "config_source", "config_texts", "model_config"},
     "train/report": {
@@ -109,7 +110,7 @@ def part_of(name, headers):
 def is_of(part, included, headers):
     room = part.partition("/")[0]
     own = tuple(f"{room}/{folder}/" for folder in FOLDERS[part])
-    if included.startswith(("lockstep/core/", *own)):
+    if included.startswith(("lockstep/core/", *own)) or included == TEXT:
         return True
     return included.startswith(f"lockstep/{room}/") and stem_of(included) in headers[part]
 

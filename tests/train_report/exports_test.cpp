@@ -130,6 +130,9 @@ TEST(OpenMetrics, HasFamiliesWithTypesAndLabelsThatAreQuoted) {
       HasSubstr("# TYPE lockstep_gpu_busy gauge\n# HELP lockstep_gpu_busy Share of the time "
                 "the GPU computes.\nlockstep_gpu_busy{run=\"a\",rank=\"1\"} 0.5\n"));
   EXPECT_TRUE(text.ends_with("# EOF\n"));
+  // Prometheus and protobuf take UTF-8 only.
+  EXPECT_THAT(open_metrics(report(), "sch\xc3\xb6n\xff"), HasSubstr("run=\"sch\xc3\xb6n\ufffd\""));
+  EXPECT_THAT(scalar_record("sch\xc3\xb6n\xff", 1, 1, 0), HasSubstr("sch\xc3\xb6n\ufffd"));
 }
 
 TEST(OpenMetrics, TheLossIsTheMeanOfTheSteps) {

@@ -17,18 +17,20 @@ struct ClipOptions {
   // Throw Error instead of scaling by a norm that is NaN or infinite.
   bool error_if_nonfinite = false;
   // Set when each rank holds gradients of its own, as shards of the parameters: the norm is then of
-  // all ranks' together, with one all_reduce of one float64, which every rank of it calls. Not for
-  // Ddp, whose gradients are the same on all ranks, and refused (ConfigError) with lanes.
+  // all ranks' together and the same tensor on all, float64 where some rank's is, else float32: one
+  // all_reduce of two float64, which every rank of it calls. Not for Ddp, whose gradients are the
+  // same on all ranks, and refused (ConfigError) with lanes.
   std::optional<Group> group = std::nullopt;
 };
 
 // Scales all gradients by max_norm / norm when their norm, taken as of one vector, is larger.
-// Values are those of Python's torch.nn.utils.clip_grad_norm_, bit for bit without a group. Returns
-// the norm from before, as a tensor on the gradients' device: nothing waits for the device unless
-// error_if_nonfinite or a group asks to. Undefined gradients are skipped; a parameter that is
-// listed twice counts once. Throws ConfigError for a norm_type that is not above 0 or a max_norm
-// that is negative or NaN, Error (on all ranks) for a norm that is not finite; then the
-// gradients are as they were. An Fsdp's shards are refused without a group of their ranks.
+// Values are those of Python's torch.nn.utils.clip_grad_norm_, bit for bit without a group where
+// all gradients have one dtype (it adds several up in another order). Returns the norm from before,
+// as a tensor on the gradients' device: nothing waits for the device unless error_if_nonfinite or a
+// group asks to. Undefined gradients are skipped; a parameter that is listed twice counts once.
+// Throws ConfigError for a norm_type that is not above 0 or a max_norm that is negative or NaN,
+// Error (on all ranks) for a norm that is not finite; then the gradients are as they were. An
+// Fsdp's shards are refused without a group of their ranks.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipOptions& options = {});
 

@@ -98,6 +98,8 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
     if (!q.defined() || !options_.warm_start) {
       q = first_q(name, {m, r}, iteration, options_).to(gradient.options());
     }
+    // That of the pass before has the gradient's size, and M Q would have its square.
+    q = orthonormal(q);
     factors->names.push_back(name);
     factors->gradients.push_back(gradient);
     factors->matrices.push_back(matrix);

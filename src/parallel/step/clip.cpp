@@ -25,11 +25,14 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double p) {
   for (const auto& tensor : tensors) {
     if (tensor.numel() > 0) filled.push_back(tensor);
   }
-  if (filled.empty()) {
-    const at::Tensor& first = tensors.front();
-    return at::zeros({}, first.options().dtype(c10::toRealValueType(first.scalar_type())));
+  std::vector<at::Tensor> norms_of_filled, norms;
+  if (!filled.empty()) norms_of_filled = at::_foreach_norm(filled, p);
+  auto next = norms_of_filled.begin();
+  for (const auto& tensor : tensors) {
+    const auto dtype = c10::toRealValueType(tensor.scalar_type());
+    norms.push_back(tensor.numel() > 0 ? *next++ : at::zeros({}, tensor.options().dtype(dtype)));
   }
-  return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, p)), p);
+  return at::linalg_vector_norm(at::stack(norms), p);
 }
 
 // Shards of an Fsdp have another norm on each rank: clipping by it would silently train something
@@ -52,16 +55,19 @@ void check_parts(const std::vector<at::Tensor>& parameters, const std::optional<
   }
 }
 
-// The p-norm of all ranks' vectors laid end to end.
+// The p-norm of all ranks' vectors laid end to end: the same tensor on all, also on those that have
+// no gradients, as float64 where some rank's is.
 at::Tensor norm_over(const at::Tensor& mine, double p, const Group& group) {
-  at::Tensor sum = mine.to(at::kDouble);
-  if (p != kInfinity) sum = sum.pow(p);
-  sum = sum.reshape({1}).clone();
+  const at::Tensor wide = mine.to(at::kDouble);
+  const bool is_wide = mine.scalar_type() == at::kDouble;
+  at::Tensor told = at::stack({p == kInfinity ? wide : wide.pow(p), at::full_like(wide, is_wide)});
   group
-      .all_reduce(sum, p == kInfinity ? ReduceOp::Max : ReduceOp::Sum, {.label = "clip_grad_norm_"})
+      .all_reduce(told, p == kInfinity ? ReduceOp::Max : ReduceOp::Sum,
+                  {.label = "clip_grad_norm_"})
       .wait();
-  if (p != kInfinity) sum = sum.pow(1 / p);
-  return sum.squeeze(0).to(mine.scalar_type());
+  const at::Tensor sum = told[0];
+  return (p == kInfinity ? sum : sum.pow(1 / p))
+      .to(told[1].item<double>() > 0 ? at::kDouble : at::kFloat);
 }
 
 // The counts of one parameter's gradient as a line; empty when all is finite.

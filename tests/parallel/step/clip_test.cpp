@@ -71,6 +71,18 @@ TEST(ClipGradNorm, ShardsAreClippedByTheNormOfTheWhole) {
   }
 }
 
+TEST(ClipGradNorm, TheNormOfAGroupIsOneTensorOnAllRanks) {
+  spawn(2, [](World& world) {
+    auto mine = parameter(at::full({3}, 1. / 3, at::kDouble));
+    if (world.rank() == 1) mine.mutable_grad() = at::Tensor();
+    const auto norm = clip_grad_norm_({mine}, 100, {.group = world.group()});
+    EXPECT_EQ(norm.scalar_type(), at::kDouble);
+    EXPECT_EQ(norm.item<double>(), at::full({3}, 1. / 3, at::kDouble).norm().item<double>());
+    const auto narrow = parameter(at::ones({3}, world.rank() == 0 ? at::kBFloat16 : at::kHalf));
+    EXPECT_EQ(clip_grad_norm_({narrow}, 1, {.group = world.group()}).scalar_type(), at::kFloat);
+  });
+}
+
 TEST(ClipGradNorm, ParametersWithoutGradientsElementsOrASecondEntry) {
   isolated([] {
     EXPECT_EQ(clip_grad_norm_({}, 1).item<double>(), 0);
@@ -86,6 +98,8 @@ TEST(ClipGradNorm, ParametersWithoutGradientsElementsOrASecondEntry) {
     EXPECT_EQ(clip_grad_norm_({empty}, 1, {.norm_type = kInf}).item<double>(), 0);
     const auto wide = parameter(at::zeros({0}, at::kDouble));
     EXPECT_EQ(clip_grad_norm_({wide}, 1).scalar_type(), at::kDouble);
+    twice.mutable_grad().fill_(10);
+    EXPECT_EQ(clip_grad_norm_({twice, wide}, 1).scalar_type(), at::kDouble);
   });
 }
 

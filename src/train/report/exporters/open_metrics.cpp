@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/files/whole_file.h"
+#include "lockstep/text/utf8.h"
 
 namespace lockstep::train {
 namespace {
@@ -16,9 +17,9 @@ std::string metric_value(double value) {
 }
 
 // Within the quotes of a label.
-std::string label(std::string_view text) {
+std::string label(std::string_view value) {
   std::string safe;
-  for (const char letter : text) {
+  for (const char letter : text::valid_utf8(value)) {
     if (letter == '\\' || letter == '"') safe += '\\';
     safe += letter == '\n' ? std::string("\\n") : std::string(1, letter);
   }

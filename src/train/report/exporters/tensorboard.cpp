@@ -12,6 +12,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/text/utf8.h"
 #include "train/report/text.h"
 
 namespace lockstep::train {
@@ -85,7 +86,7 @@ std::string scalar_record(std::string_view tag, double value, int64_t step, doub
   } else {
     event += kStep + varint(static_cast<uint64_t>(step));
     const std::string scalar =
-        text_field(kTag, tag) + kSimpleValue + fixed(static_cast<float>(value));
+        text_field(kTag, text::valid_utf8(tag)) + kSimpleValue + fixed(static_cast<float>(value));
     event += text_field(kSummary, text_field(kValue, scalar));
   }
   return record_of(event);
