@@ -46,7 +46,7 @@ const std::vector<Choice>& run_choices() {
       {"evaluate_batch", {"0", "3"}},
       {"held_out", {"31", "3", "17"}},
       {"early", {"no", "loss", "accuracy"}},
-      {"patience", {"0", "1", "3"}},
+      {"patience", {"1", "0", "3"}},
       {"best", {"no", "loss", "accuracy"}},
       {"restore_best", {"no", "yes"}},
       {"ask_evaluation", {"no", "3", "5"}},  // every so many steps
