@@ -164,6 +164,7 @@ std::string Training::owed() const {
     if (is_owed) words += (words.empty() ? "" : " ") + std::string(word);
   };
   add("evaluation", owes_evaluation_);
+  add("epoch", owes_epoch_);
   add("stop", owes_stop_ && is_preempted);
   add("next-evaluation", evaluate_now_ || requests_.wants_evaluation());
   add("next-stop", requests_.wants_stop() && is_preempted);
@@ -175,6 +176,7 @@ void Training::owe(const std::string& words) {
   std::istringstream all(saved_owed_ = words);
   for (std::string word; all >> word;) {
     if (word == "evaluation") owes_evaluation_ = true;
+    if (word == "epoch") owes_epoch_ = true;
     if (word == "stop") owes_stop_ = true;
     if (word == "next-evaluation") requests_.evaluate();
     if (word == "next-stop") requests_.stop();

@@ -261,10 +261,16 @@ void Training::after_step(const StageRun& run, bool ends_epoch) {
   if (!save_now_) save();
 }
 
-// Where a run resumes that was preempted: what that step was to have.
+// Where a run resumes that was preempted, or whose evaluation failed: what that step was to have.
 void Training::make_up() {
+  const StageRun& run = stages_[stage_];
+  state_.stage = run.stage.name;
+  state_.epochs = run.stage.epochs;
   if (std::exchange(owes_stop_, false)) end(Ended::Stopped);
-  if (std::exchange(owes_evaluation_, false)) {
+  const bool owes_evaluation = std::exchange(owes_evaluation_, false);
+  if (std::exchange(owes_epoch_, false)) {
+    after_epoch(run);
+  } else if (owes_evaluation) {
     evaluate_now();
   } else {
     evaluate_what_is_due();
@@ -285,9 +291,11 @@ void Training::evaluate_what_is_due() {
 
 void Training::after_epoch(const StageRun& run) {
   const auto is_due = [&](int64_t every) { return every > 0 && (state_.epoch + 1) % every == 0; };
+  owes_epoch_ = true;
   if (is_due(options_.evaluation.every_epochs) && state_.evaluated_at != state_.step) {
     evaluate_now();
   }
+  owes_epoch_ = false;
   call_and_agree([&](Callback& one) { one.on_epoch_end(state_, requests_); });
   if (std::exchange(evaluate_now_, false) && state_.evaluated_at != state_.step) evaluate_now();
   if (!save_now_ && !is_due(options_.saving.every_epochs)) return;
@@ -334,6 +342,7 @@ void Training::evaluate_now() {
     const CommonPart common(*this);
     judge();
   } catch (...) {
+    owes_evaluation_ = !is_extra_;
     save_before_leaving();
     throw;
   }

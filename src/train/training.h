@@ -231,8 +231,8 @@ class Training {
   bool has_agreed_ = false;  // in this step
   bool is_in_step_ = false;
   bool save_now_ = false, evaluate_now_ = false;
-  // That the last step was to have, and a signal left no time for.
-  bool owes_evaluation_ = false, owes_stop_ = false;
+  // That the last step was to have, and a signal left no time for, or an evaluation that failed.
+  bool owes_evaluation_ = false, owes_stop_ = false, owes_epoch_ = false;
   std::string saved_owed_;           // owed() in the last checkpoint
   bool is_evaluated_since_ = false;  // after it, by one that counts
   bool is_extra_ = false;            // the evaluation is one that only the run's end asks for

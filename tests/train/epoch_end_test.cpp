@@ -1,9 +1,10 @@
-// A signal in the last step of an epoch, which leaves no time for the epoch's end.
+// What leaves no time for an epoch's end: a signal in its last step, or an evaluation that fails.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <csignal>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,12 +12,14 @@
 #include "lanes/training.h"
 #include "support/folder.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 #include "train/net.h"
 
 namespace lockstep {
 namespace {
 
 using test::Folder;
+using test::message_of;
 using test::spawn;
 using test::TrainNet;
 using train::Ended;
@@ -34,6 +37,7 @@ struct Listing : train::Callback {
   }
   void on_step_end(const RunState& state, train::Requests& requests) override {
     if (state.step == stop_after - 1) requests.stop();
+    if (state.step == evaluate_after - 1) requests.evaluate();
   }
   void on_evaluate(const RunState& state, train::Requests&) override {
     events.emplace_back("evaluate", state.step);
@@ -42,7 +46,7 @@ struct Listing : train::Callback {
     events.emplace_back("end " + state.stage, state.step);
   }
   Events& events;
-  int64_t signal_at = 0, stop_after = 0;
+  int64_t signal_at = 0, stop_after = 0, evaluate_after = 0;
 };
 
 struct Trace {
@@ -53,8 +57,16 @@ struct Trace {
 };
 
 // One start. Each evaluation but the first halves the rate. Epochs of 8 steps.
-Ended started(World& world, Trace& run, const std::string& directory, Last last, int64_t signal_at,
-              bool is_last_start) {
+struct Start {
+  Last last;
+  int64_t signal_at = 0;
+  bool is_last = false;
+  int64_t fails_at = 0;        // whose evaluation
+  int64_t evaluate_after = 0;  // by request
+};
+
+Ended started(World& world, Trace& run, const std::string& directory, const Start& start) {
+  const Last last = start.last;
   seed_everything(1, world);
   TrainNet net;
   const auto samples = test::train_samples(40), held_out = test::train_samples(10, 6);
@@ -64,17 +76,26 @@ Ended started(World& world, Trace& run, const std::string& directory, Last last,
     options.stages = {{.name = "easy", .data = samples, .steps = 16},
                       {.name = "hard", .data = samples, .epochs = 1}};
   }
-  if (last == Last::OfRun && !is_last_start) options.max_steps = 16;
+  if (last == Last::OfRun && !start.is_last) options.max_steps = 16;
   options.evaluation = {.data = held_out, .every_epochs = 1};
   options.learning_rate = train::on_plateau(
       {.better = train::Better::Higher, .factor = 0.5, .patience = 0, .threshold = 1e6});
   options.saving = {.directory = directory};
   const auto listing = std::make_shared<Listing>(run.events);
-  listing->signal_at = signal_at;
+  listing->signal_at = start.signal_at;
+  listing->evaluate_after = start.evaluate_after;
   if (last == Last::OfAStop) listing->stop_after = 16;
   options.callbacks = {listing};
-  train::Trainer trainer(world, net, train::cross_entropy(),
-                         last == Last::OfStage ? train::DataSource() : samples, options);
+  const train::Trainer* made = nullptr;
+  const train::Loss loss = [&made, fails = start.fails_at](const auto& output, const auto& target) {
+    if (!at::GradMode::is_enabled() && fails > 0 && made->state().step == fails) {
+      throw std::runtime_error("broken");
+    }
+    return train::cross_entropy()(output, target);
+  };
+  train::Trainer trainer(world, net, loss, last == Last::OfStage ? train::DataSource() : samples,
+                         options);
+  made = &trainer;
   const auto outcome = trainer.run();
   run.rate = trainer.optimizer().param_groups()[0].options().get_lr();
   for (const auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
@@ -87,18 +108,50 @@ TEST(EpochEnd, ComesFirstWhereTheRunResumes) {
     const Folder folder;
     spawn(1, [&](World& world) {
       Trace calm, rough;
-      const Ended ended = started(world, calm, folder / "calm", last, 0, false);
+      const Ended ended = started(world, calm, folder / "calm", {last});
       EXPECT_EQ(ended, last == Last::OfAStop ? Ended::Stopped : Ended::Finished);
-      EXPECT_EQ(started(world, rough, folder / "rough", last, 16, false), Ended::Preempted);
-      EXPECT_EQ(started(world, rough, folder / "rough", last, 0, false), ended);
+      EXPECT_EQ(started(world, rough, folder / "rough", {last, 16}), Ended::Preempted);
+      EXPECT_EQ(started(world, rough, folder / "rough", {last}), ended);
       EXPECT_EQ(rough, calm) << static_cast<int>(last);
       // The checkpoint is that of the undisturbed run, too.
-      started(world, calm, folder / "calm", last, 0, true);
-      EXPECT_EQ(started(world, rough, folder / "rough", last, 0, true), Ended::Finished);
+      started(world, calm, folder / "calm", {.last = last, .is_last = true});
+      EXPECT_EQ(started(world, rough, folder / "rough", {.last = last, .is_last = true}),
+                Ended::Finished);
       EXPECT_EQ(rough, calm) << static_cast<int>(last);
       EXPECT_EQ(rough.events.size(), 6u);
     });
   }
+}
+
+TEST(EpochEnd, ComesWhereTheRunResumesAfterAnEvaluationThatFailed) {
+  for (const Last last : {Last::OfStage, Last::OfRun}) {
+    const Folder folder;
+    spawn(1, [&](World& world) {
+      Trace calm, rough;
+      EXPECT_EQ(started(world, calm, folder / "calm", {last}), Ended::Finished);
+      EXPECT_EQ(message_of([&] {
+                  started(world, rough, folder / "rough", {.last = last, .fails_at = 16});
+                }),
+                "broken");
+      EXPECT_EQ(started(world, rough, folder / "rough", {last}), Ended::Finished);
+      EXPECT_EQ(rough, calm) << static_cast<int>(last);
+    });
+  }
+}
+
+// Which nothing but the callback's request makes.
+TEST(EpochEnd, ARequestedEvaluationThatFailedIsMadeWhereTheRunResumes) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    Trace calm, rough;
+    const Start asked{.last = Last::OfRun, .evaluate_after = 12};
+    EXPECT_EQ(started(world, calm, folder / "calm", asked), Ended::Finished);
+    Start failing = asked;
+    failing.fails_at = 12;
+    EXPECT_EQ(message_of([&] { started(world, rough, folder / "rough", failing); }), "broken");
+    EXPECT_EQ(started(world, rough, folder / "rough", asked), Ended::Finished);
+    EXPECT_EQ(rough, calm);
+  });
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "random/group/dice.h"
+#include "random/common/dice.h"
 #include "random/group/program.h"
 
 namespace lockstep::random_group {

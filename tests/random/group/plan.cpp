@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "random/group/dice.h"
+#include "random/common/dice.h"
 
 namespace lockstep::random_group {
 namespace {

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "random/group/dice.h"
+#include "random/common/dice.h"
 
 namespace lockstep::random_group {
 namespace {

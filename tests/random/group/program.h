@@ -11,8 +11,12 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "random/common/dice.h"
 
 namespace lockstep::random_group {
+
+using test::Dice;
+using test::mixed;
 
 // What each rank multiplies by for a PreMulSum.
 constexpr double kFactor = -1.5;

@@ -13,7 +13,7 @@
 #include <map>
 #include <sstream>
 
-#include "random/group/dice.h"
+#include "random/common/dice.h"
 #include "random/group/worlds.h"
 
 namespace lockstep::random_group {

@@ -12,7 +12,7 @@
 #include <limits>
 #include <set>
 
-#include "random/group/dice.h"
+#include "random/common/dice.h"
 
 namespace lockstep::random_group {
 namespace {

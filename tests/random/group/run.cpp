@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
-#include "random/group/dice.h"
+#include "random/common/dice.h"
 #include "random/group/reference.h"
 
 namespace lockstep::random_group {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace lockstep::random_group {
+namespace lockstep::test {
 
 // splitmix64's output function: neighbouring inputs give unrelated outputs.
 inline uint64_t mixed(uint64_t a) {
@@ -38,4 +38,4 @@ class Dice {
   uint64_t state_;
 };
 
-}  // namespace lockstep::random_group
+}  // namespace lockstep::test

@@ -1,0 +1,255 @@
+#include "random/runs/plan.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace lockstep::test::runs {
+namespace {
+
+struct Choice {
+  std::string name;
+  std::vector<std::string> values;  // the first is taken half of the time
+};
+
+// What a run is. All starts have the same.
+const std::vector<Choice>& run_choices() {
+  static const std::vector<Choice> all = {
+      {"ranks", {"2", "1"}},
+      // No batch of one sample, which BatchNorm refuses, on any number of ranks or lanes.
+      {"samples", {"70", "94", "109"}},
+      {"batch", {"8", "5", "7"}},
+      {"model", {"net", "mlp"}},
+      {"accumulation", {"1", "2", "3"}},
+      {"optimizer", {"adamw", "adam", "sgd"}},
+      {"groups", {"no", "yes"}},
+      {"schedule", {"constant", "cosine", "linear", "one_cycle", "step", "plateau"}},
+      {"warmup", {"no", "steps", "ratio"}},
+      {"scaling", {"no", "sqrt"}},
+      {"clip", {"no", "yes"}},
+      {"precision", {"full", "bf16", "fp16"}},
+      {"bad", {"no", "all", "rank0"}},  // losses that are not finite, which are skipped
+      {"division", {"ddp", "zero", "share", "gather", "file", "gradients"}},
+      {"hook", {"no", "no", "top_k", "power_sgd", "cast"}},
+      {"sync_bn", {"no", "no", "yes"}},
+      {"buffers", {"broadcast", "average"}},
+      {"lanes", {"no", "2", "3", "4"}},
+      {"parts", {"no", "no", "no", "yes"}},  // a GAN's
+      {"average", {"no", "yes"}},            // an average of the parameters, tracked
+      {"count", {"no", "yes"}},
+      {"noise", {"no", "yes"}},
+      {"shuffle", {"yes", "no"}},
+      {"drop_last", {"no", "yes"}},
+      {"length", {"epochs", "steps", "both", "stages", "stages_and_steps"}},
+      {"evaluate_epochs", {"1", "0", "2"}},
+      {"evaluate_steps", {"0", "3", "4"}},
+      {"evaluate_batch", {"0", "3"}},
+      {"held_out", {"31", "3", "17"}},
+      {"early", {"no", "loss", "accuracy"}},
+      {"patience", {"1", "0", "3"}},
+      {"best", {"no", "loss", "accuracy"}},
+      {"restore_best", {"no", "yes"}},
+      {"ask_evaluation", {"no", "3", "5"}},  // every so many steps
+      {"ask_save", {"no", "3", "4"}},
+      {"ask_in", {"step_end", "evaluated", "epoch_end"}},
+      {"stop_at", {"no", "no", "no", "5", "8"}},
+  };
+  return all;
+}
+
+// What may be another at each start.
+const std::vector<Choice>& start_choices() {
+  static const std::vector<Choice> all = {
+      {"save_steps", {"0", "1", "2", "3", "5"}},
+      {"save_epochs", {"1", "0"}},
+      {"keep", {"0", "1", "2"}},
+      {"async", {"yes", "no"}},
+      {"workers", {"0", "2"}},
+      {"prefetch", {"0", "3"}},
+      {"log", {"1", "0", "3", "100"}},  // 0: no log
+      {"tensorboard", {"no", "yes"}},
+      {"progress", {"no", "yes"}},
+      {"order", {"log_last", "log_first"}},  // of the callbacks
+  };
+  return all;
+}
+
+const std::vector<Choice>& interruption_choices() {
+  static const std::vector<Choice> all = {{"how", {"no", "usr1", "term", "kill", "throw"}},
+                                          {"at", {"step_end"}},
+                                          {"step", {"0"}},
+                                          {"rank", {"all"}},
+                                          {"restart", {"no", "yes"}}};
+  return all;
+}
+
+const Choice& choice_of(const std::string& name) {
+  for (const auto* all : {&run_choices(), &start_choices(), &interruption_choices()}) {
+    for (const auto& choice : *all) {
+      if (choice.name == name) return choice;
+    }
+  }
+  throw std::invalid_argument("there is no setting " + name);
+}
+
+void draw(Dice& dice, const std::vector<Choice>& choices, int one_in, Settings& into) {
+  for (const auto& choice : choices) {
+    if (dice.one_in(one_in)) into.set(choice.name, dice.pick(choice.values));
+  }
+}
+
+bool is_fsdp(const Settings& run) {
+  return !run.is("division", "ddp") && !run.is("division", "zero");
+}
+
+// Drops what a Trainer refuses, or what is promised nothing for.
+void settle(Settings& run) {
+  const auto drop = [&](std::initializer_list<const char*> names) {
+    for (const auto* name : names) run.drop(name);
+  };
+  if (run.has("parts")) drop({"lanes", "hook", "groups", "average"});
+  if (has_lanes(run)) {
+    drop({"sync_bn", "hook", "buffers"});
+    // The losses of one rank are another part of the samples on another number of ranks.
+    if (run.is("bad", "rank0")) run.set("bad", "all");
+  }
+  if (is_fsdp(run)) drop({"hook", "buffers", "average"});
+  if (run.is("model", "mlp")) drop({"sync_bn", "buffers"});
+  if (run.is("schedule", "plateau")) drop({"warmup"});
+  if (!run.is("optimizer", "adamw")) drop({"groups"});
+  if (!run.has("early")) drop({"patience"});
+  if (!run.has("best")) drop({"restore_best"});
+}
+
+// Whether Ddp, ZeroOptimizer and Fsdp have the same bits.
+bool may_change_division(const Settings& run) {
+  return !run.has("hook") && !run.has("clip") && run.is("buffers", "broadcast") &&
+         !run.has("average") && !run.has("parts");
+}
+
+}  // namespace
+
+Settings Settings::parse(const std::string& text) {
+  Settings made;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const auto at = word.find('=');
+    if (at == std::string::npos) throw std::invalid_argument(word + " has no value");
+    made.set(word.substr(0, at), word.substr(at + 1));
+  }
+  return made;
+}
+
+std::string Settings::text() const {
+  std::string all;
+  for (const auto& [name, value] : given_) all += (all.empty() ? "" : " ") + name + "=" + value;
+  return all;
+}
+
+const std::string& Settings::operator[](const std::string& name) const {
+  const auto found = given_.find(name);
+  return found != given_.end() ? found->second : choice_of(name).values.front();
+}
+
+void Settings::set(const std::string& name, const std::string& value) {
+  (void)choice_of(name);
+  given_[name] = value;
+}
+
+Settings Settings::with(const Settings& other) const {
+  Settings made = *this;
+  for (const auto& [name, value] : other.given_) made.set(name, value);
+  return made;
+}
+
+std::string text_of(const Course& course) {
+  std::string all;
+  for (const auto& start : course) all += (all.empty() ? "" : " | ") + start.text();
+  return all;
+}
+
+Course course_from(const std::string& text) {
+  Course course;
+  std::istringstream starts(text + " ");
+  for (std::string start; std::getline(starts, start, '|');)
+    course.push_back(Settings::parse(start));
+  return course;
+}
+
+Settings drawn_run(Dice& dice) {
+  Settings run;
+  draw(dice, run_choices(), 2, run);
+  draw(dice, start_choices(), 2, run);
+  settle(run);
+  return run;
+}
+
+Course drawn_course(Dice& dice, const Settings& run, const Places& places) {
+  // A stop that was asked for is not in a checkpoint, unless a signal defers it: who kills such a
+  // run may get one that goes on.
+  const bool may_kill = !run.has("stop_at");
+  std::vector<std::string> names;
+  for (const auto& [name, steps] : places) names.push_back(name);
+  Course course;
+  for (int64_t i = 0, count = 1 + dice.below(3); i <= count; ++i) {
+    Settings start;
+    draw(dice, start_choices(), 4, start);
+    if (has_lanes(run)) {
+      start.set("ranks", std::to_string(1 + dice.below(std::min<int64_t>(run.number("lanes"), 3))));
+    }
+    if (may_change_division(run) && dice.one_in(3)) {
+      start.set("division", dice.pick(choice_of("division").values));
+    }
+    if (dice.one_in(2)) start.set("restart", "yes");
+    if (i < count) {
+      const auto& name = dice.pick(names);
+      start.set("at", name);
+      start.set("step", std::to_string(dice.pick(places.at(name))));
+      const int64_t how = dice.below(may_kill ? 8 : 4);
+      start.set("how", how < 3 ? "usr1" : how < 4 ? "term" : how < 7 ? "kill" : "throw");
+      if (dice.one_in(2)) {
+        start.set("rank", std::to_string(dice.below(start.with(run).number("ranks"))));
+      }
+    }
+    course.push_back(start);
+  }
+  // Later places later: an earlier one would not be come to again.
+  for (size_t i = 0; i + 2 < course.size(); ++i) {
+    for (size_t j = i + 1; j + 1 < course.size(); ++j) {
+      if (course[j].number("step") < course[i].number("step")) std::swap(course[i], course[j]);
+    }
+  }
+  return course;
+}
+
+bool has_kill(const Course& course) {
+  return std::ranges::any_of(course, [](const Settings& start) {
+    return start.is("how", "kill") || start.is("how", "throw");
+  });
+}
+
+std::vector<std::pair<Settings, Course>> smaller(const Settings& run, const Course& course) {
+  std::vector<std::pair<Settings, Course>> all;
+  for (size_t i = 0; i + 1 < course.size(); ++i) {
+    Course fewer = course;
+    fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+    all.emplace_back(run, fewer);
+  }
+  for (const auto& [name, value] : run.given()) {
+    Settings simpler = run;
+    simpler.drop(name);
+    settle(simpler);
+    all.emplace_back(simpler, course);
+  }
+  for (size_t i = 0; i < course.size(); ++i) {
+    for (const auto& [name, value] : course[i].given()) {
+      if (name == "how" || name == "at" || name == "step") continue;
+      Course simpler = course;
+      simpler[i].drop(name);
+      all.emplace_back(run, simpler);
+    }
+  }
+  return all;
+}
+
+}  // namespace lockstep::test::runs
