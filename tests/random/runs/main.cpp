@@ -1,7 +1,6 @@
 // Random runs of a Trainer, each undisturbed and on several disturbed courses, which end alike.
 //
-// random_runs [--seed N] [--count N | --minutes M] [--day N] [--courses N] [--shrink N] [--show
-// yes]
+// random_runs [--seed N] [--count N | --minutes M] [--courses N] [--shrink N] [--show yes]
 //             [--run TEXT --course TEXT]
 #include <fmt/format.h>
 
@@ -19,7 +18,6 @@ struct Options {
   uint64_t seed = 1;
   int count = 20;
   double minutes = 0;
-  int day = 0;      // so many runs more, whose seeds are the day's
   int courses = 3;  // of each run
   int shrink = 60;
   std::string run, course, show;
@@ -36,8 +34,6 @@ Options options_from(int count, char** words) {
       options.count = std::stoi(value);
     } else if (name == "--minutes") {
       options.minutes = std::stod(value);
-    } else if (name == "--day") {
-      options.day = std::stoi(value);
     } else if (name == "--courses") {
       options.courses = std::stoi(value);
     } else if (name == "--shrink") {
@@ -122,10 +118,6 @@ int run_all(const Options& options) {
     return options.minutes > 0 ? seconds() < options.minutes * 60 : tally.runs < options.count;
   };
   for (uint64_t seed = options.seed; more(); ++seed) try_seed(seed, options, tally);
-  const auto days = std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now());
-  const auto today = static_cast<uint64_t>(days.time_since_epoch().count()) * 1000;
-  if (options.day > 0) fmt::print("the day's seeds begin with {}\n", today);
-  for (int i = 0; i < options.day; ++i) try_seed(today + static_cast<uint64_t>(i), options, tally);
   fmt::print(
       "seeds from {}: {} runs on {} courses, {} of {} interruptions happened, {} runs refused, {} "
       "failed, {:.0f} s\n",
