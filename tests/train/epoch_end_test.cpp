@@ -57,7 +57,7 @@ struct Trace {
 };
 
 // One start. Each evaluation but the first halves the rate. Epochs of 8 steps.
-struct Start {
+struct FailingStart {
   Last last;
   int64_t signal_at = 0;
   bool is_last = false;
@@ -65,7 +65,7 @@ struct Start {
   int64_t evaluate_after = 0;  // by request
 };
 
-Ended started(World& world, Trace& run, const std::string& directory, const Start& start) {
+Ended started(World& world, Trace& run, const std::string& directory, const FailingStart& start) {
   const Last last = start.last;
   seed_everything(1, world);
   TrainNet net;
@@ -144,9 +144,9 @@ TEST(EpochEnd, ARequestedEvaluationThatFailedIsMadeWhereTheRunResumes) {
   const Folder folder;
   spawn(1, [&](World& world) {
     Trace calm, rough;
-    const Start asked{.last = Last::OfRun, .evaluate_after = 12};
+    const FailingStart asked{.last = Last::OfRun, .evaluate_after = 12};
     EXPECT_EQ(started(world, calm, folder / "calm", asked), Ended::Finished);
-    Start failing = asked;
+    FailingStart failing = asked;
     failing.fails_at = 12;
     EXPECT_EQ(message_of([&] { started(world, rough, folder / "rough", failing); }), "broken");
     EXPECT_EQ(started(world, rough, folder / "rough", asked), Ended::Finished);
