@@ -60,6 +60,20 @@ TEST(Interchange, SafetensorsAsAFileAndAsShards) {
   });
 }
 
+// As is the value of the entry "format" that each file has.
+TEST(Interchange, AParameterMayBeCalledPt) {
+  isolated([] {
+    const Folder folder;
+    torch::nn::Module net, other;
+    net.register_parameter("pt", at::full({2}, 3.0));
+    at::Tensor& read = other.register_parameter("pt", at::zeros({2}));
+    save_safetensors(net, folder / "net.safetensors");
+    load_module(other, folder / "net.safetensors");
+    EXPECT_TRUE(at::equal(read, at::full({2}, 3.0)));
+    EXPECT_EQ(read_tensors(folder / "net.safetensors").size(), 1u);
+  });
+}
+
 TEST(Interchange, WhatDoesNotFitIsListedAndNothingChanges) {
   isolated([] {
     const Folder folder;

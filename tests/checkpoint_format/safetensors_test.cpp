@@ -154,6 +154,10 @@ TEST(Safetensors, HostileHeadersAreRefusedByName) {
   EXPECT_THAT(fault_of_tensor("3"), HasSubstr("is not described"));
   EXPECT_THAT(fault_of_header(file_of(R"({"__metadata__":{"a":1}})", 0)),
               HasSubstr("not only strings"));
+  EXPECT_EQ(fault_of_header(file_of(R"({"__metadata__":null})", 0)), "nothing");
+  for (const std::string other : {"\xef\xbb\xbf{}", std::string("{}\0{", 4)}) {
+    EXPECT_THAT(fault_of_header(file_of(other, 0)), HasSubstr("not a JSON object"));
+  }
   EXPECT_THAT(fault_of_header(file_of("{\"a\":" + good + ",\"b\":" + good + "}", 4)),
               HasSubstr("tensor 'b' begins at 0, where 4"));
 }

@@ -108,7 +108,8 @@ TEST(ChatText, FormatsAreRecognisedOrRefused) {
   EXPECT_EQ(chat_format_of_template(body), ChatFormat::Qwen3Instruct);
   EXPECT_EQ(chat_format_of_template(body + "last_query_index <think> enable_thinking"),
             ChatFormat::Qwen3);
-  for (const std::string other : {"[INST]", "You are Qwen, created by", "<function=", "<think>"}) {
+  for (const std::string other : {"[INST]", "You are Qwen, created by", "<function=", "<think>",
+                                  "<|image_pad|>", "<think> enable_thinking ns.last_query_index"}) {
     EXPECT_THROW(chat_format_of_template(body + other + (other == "[INST]" ? "<think>" : "")),
                  ConfigError)
         << other;

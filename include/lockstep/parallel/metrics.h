@@ -56,8 +56,8 @@ bool every_rank(bool here, const Group& group);
 //   });
 //
 // And for schedulers that take a metric, as torch's ReduceLROnPlateauScheduler (ReduceLrOnPlateau
-// averages by itself). Every rank calls it: one all_reduce. Throws ConfigError for a loss of
-// several elements, and with lanes, for which there is LaneMean.
+// averages by itself). The mean of whole numbers is float64. Every rank calls it: one all_reduce.
+// Throws ConfigError for a loss of several elements, and with lanes, for which there is LaneMean.
 at::Tensor global_loss(const at::Tensor& loss, const Group& group);
 
 }  // namespace lockstep::parallel

@@ -67,8 +67,11 @@ Json parse_json(std::string_view text, std::string_view where, int depth) {
 }
 
 std::string in_quotes(std::string_view text) {
+  // A terminal may take bytes that are no UTF-8 for commands.
+  const auto as_json =
+      Json(text.substr(0, 200)).dump(-1, ' ', false, Json::error_handler_t::replace);
   std::string shown = "'";
-  for (const char c : text.substr(0, 200)) {
+  for (const char c : Json::parse(as_json).get<std::string>()) {
     const auto code = static_cast<unsigned char>(c);
     if (code < 0x20 || code == 0x7f) {
       shown += fmt::format("\\x{:02x}", code);

@@ -114,6 +114,8 @@ at::Tensor global_loss(const at::Tensor& loss, const Group& group) {
   }
   refuse_lanes(group, "global_loss", "use LaneMean");
   at::Tensor mean = loss.detach().clone();
+  // A count of errors, say: its mean is none.
+  if (at::isIntegralType(mean.scalar_type(), /*includeBool=*/true)) mean = mean.to(at::kDouble);
   if (group.size() > 1) group.all_reduce(mean, ReduceOp::Average, {.label = "global_loss"}).wait();
   return mean;
 }

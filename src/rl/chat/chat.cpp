@@ -137,9 +137,12 @@ ChatFormat chat_format(std::string_view name) {
 
 ChatFormat chat_format_of_template(std::string_view text) {
   const auto has = [text](std::string_view part) { return text.find(part) != text.npos; };
-  // Qwen 2.5's has a system message of its own, Qwen 3.5's writes calls in another form.
+  // Qwen 2.5's has a system message of its own, Qwen 3.5's writes calls in another form, those with
+  // images keep one system message only, and some for training write the reasoning of every turn.
+  const bool keeps_reasoning =
+      has("ns.last_query_index") && !has("loop.index0 > ns.last_query_index");
   if (has("<|im_start|>") && has("<tool_call>\\n{\"name\": \"") && has("<tool_response>") &&
-      !has("You are Qwen") && !has("<function=")) {
+      !has("You are Qwen") && !has("<function=") && !has("<|image_pad|>") && !keeps_reasoning) {
     if (has("last_query_index") && has("enable_thinking")) return ChatFormat::Qwen3;
     if (!has("<think>")) return ChatFormat::Qwen3Instruct;
   }

@@ -76,6 +76,11 @@ TEST_P(MetricWorlds, SumsAndVerdictsAreAlikeOnAllRanks) {
     const at::Tensor loss = at::full({}, world.rank(), at::kDouble).requires_grad_();
     EXPECT_EQ(global_loss(loss, world).item<double>(), (n - 1) / 2.0);
     EXPECT_FALSE(global_loss(loss, world).requires_grad());
+    for (const auto dtype : {at::kLong, at::kByte}) {
+      const at::Tensor mean = global_loss(at::full({}, world.rank(), dtype), world);
+      EXPECT_EQ(mean.scalar_type(), at::kDouble);
+      EXPECT_EQ(mean.item<double>(), (n - 1) / 2.0);
+    }
   });
 }
 

@@ -159,14 +159,19 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, int64_t file_bytes,
     complain("is cut short: its header has {} bytes, and {} follow", length,
              bytes.size() - kLengthBytes);
   }
-  const Json json = parse_json(bytes.substr(kLengthBytes, length), where, 3);
-  if (!json.is_object()) complain("has a header that is not a JSON object");
+  const std::string_view text = bytes.substr(kLengthBytes, length);
+  const Json json = parse_json(text, where, 3);
+  // The parser takes a byte-order mark, and the text to end at a null byte.
+  if (!json.is_object() || text.starts_with('\xef') || text.find('\0') != text.npos) {
+    complain("has a header that is not a JSON object");
+  }
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {
     if (name != "__metadata__") {
       header.tensors.emplace(name, tensor_from(name, value, complain));
       continue;
     }
+    if (value.is_null()) continue;
     if (!value.is_object()) complain("has __metadata__ that is not an object");
     for (const auto& [key, text] : value.items()) {
       if (!text.is_string()) complain("has __metadata__ that holds not only strings");

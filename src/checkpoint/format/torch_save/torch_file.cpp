@@ -32,15 +32,17 @@ class TorchFile : public TensorFiles {
         name_(path.substr(path.find_last_of('/') + 1)),
         records_(parse_zip(bytes, where)),
         folder_(folder()) {
-    if (const auto order = records_.find(folder_ + "byteorder");
-        order != records_.end() && order->second.bytes != "little") {
-      complain(
-          fmt::format("was written on a machine of byte order {}, which is not read: save it "
-                      "again on one that is little-endian",
-                      in_quotes(order->second.bytes)));
-    }
     for (const auto& [record, stored] : records_)
       has_checksums_ = has_checksums_ || stored.crc != 0;
+    if (const auto order = records_.find(folder_ + "byteorder"); order != records_.end()) {
+      check(order->first);
+      if (order->second.bytes != "little") {
+        complain(
+            fmt::format("was written on a machine of byte order {}, which is not read: save it "
+                        "again on one that is little-endian",
+                        in_quotes(order->second.bytes)));
+      }
+    }
     const std::string record = folder_ + "data.pkl";
     check(record);
     const Pickle pickle(records_.at(record).bytes, fmt::format("{}: {}", where_, record));
