@@ -106,7 +106,8 @@ class Pending {
 //
 // For tensors on a device, wait() blocks no thread: it makes the stream that is current on the
 // device when it is first called wait for the operation, and an error that the operation meets
-// after that is thrown by the group's next call. is_completed() asks the device.
+// after that is thrown by the group's next call. is_completed() asks the device before that, and is
+// true after it.
 class [[nodiscard]] Work {
  public:
   Work() = default;  // an operation that is over

@@ -12,7 +12,8 @@ constexpr int kMaxBlocks = 64;
 constexpr unsigned kThreads = 512;  // of a block
 // Blocks that move the messages of one pair of ranks in one direction.
 constexpr int kLanes = 4;
-constexpr int kMaxMessages = 64;
+// That go with a kernel's arguments; more are read from the host's memory.
+constexpr int kMessagesInCall = 64;
 
 constexpr U64 kPacket = 16;  // bytes that a thread moves at once
 // Where ranks take turns on a device, each meeting is dear, and more goes at once: a bucket of Ddp.
@@ -38,8 +39,8 @@ struct Flags {
   // other stage; chunks sent and received, by peer; and the blocks that have left this kernel.
   U32 rounds;
   U32 left;
-  U32 sent[kMaxRanks][kLanes];
-  U32 received[kMaxRanks][kLanes];
+  U64 sent[kMaxRanks][kLanes];
+  U64 received[kMaxRanks][kLanes];
   U64 ready[kMaxRanks][kLanes][2];  // by sender: the chunk in its slot
   U64 taken[kMaxRanks][kLanes];     // by receiver: how many chunks it has taken
 };
@@ -151,7 +152,8 @@ struct Messages {
   Peers peers;
   U32 captured;  // as a round's
   int count;
-  Message all[kMaxMessages];
+  const Message* more;  // all of them, where they are more than have room here; or null
+  Message all[kMessagesInCall];
 };
 
 // A chunk is what the lanes' slots hold together.

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "comm/device/capture.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::cuda_ipc {
@@ -39,7 +40,7 @@ Communicator::Communicator(int device, int rank, int size) {
   check(driver().DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
   try {
     const Current current(context_);
-    words_.emplace();
+    words_.emplace(context_);
     kernels_.emplace(version);
     // What every program needs; the rest is compiled when it is called.
     kernels_->copy();
@@ -62,12 +63,14 @@ Communicator::Communicator(int device, int rank, int size) {
 
 // No kernel may look at what is taken away here.
 Communicator::~Communicator() {
+  const BesideCaptures beside;
   abort();
   if (driver().CtxPushCurrent(context_) != 0) return;
   if (stream_) driver().StreamSynchronize(*stream_);
   if (arrivals_there_ != 0) driver().MemHostUnregister(arrivals_.data());
   memory_.clear();
   regions_.clear();
+  lists_.clear();
   kernels_.reset();
   words_.reset();
   Context gone = nullptr;
@@ -180,6 +183,7 @@ std::optional<ReplayedCall> Communicator::replayed() const noexcept {
 }
 
 void Communicator::drain() noexcept {
+  const BesideCaptures beside;
   if (!stream_ || driver().CtxPushCurrent(context_) != 0) return;
   driver().StreamSynchronize(*stream_);
   Context gone = nullptr;

@@ -1,6 +1,7 @@
 // The ranks of one host whose kernels read each other's memory.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -65,6 +66,18 @@ class Communicator : public DeviceComm {
     launch_with(kernel, blocks, threads, &call, stream);
   }
   const Peers& peers() const { return peers_; }
+  // A list that the next kernel reads: the caller keeps it until the device is done with that. Or
+  // this does, for a kernel that a CUDA graph runs again.
+  template <class Item>
+  std::shared_ptr<void> list(const std::vector<Item>& items, const Item*& on_device,
+                             bool is_captured) {
+    const auto memory = in_context(
+        [&] { return std::make_shared<HostMemory>(context_, items.size() * sizeof(Item)); });
+    std::copy(items.begin(), items.end(), static_cast<Item*>(memory->data()));
+    on_device = reinterpret_cast<const Item*>(memory->on_device());
+    if (is_captured) lists_.push_back(memory);
+    return memory;
+  }
 
   // Memory that every rank has besides, of the same size. All ranks share it in one order.
   // `forget`s argument is what `share` returned, this rank's; any thread.
@@ -101,6 +114,7 @@ class Communicator : public DeviceComm {
   U64 stage_bytes_ = 0;
   Peers peers_{};
   std::optional<Stream> stream_;
+  std::vector<std::shared_ptr<void>> lists_;  // that CUDA graphs read
 
   struct Region {
     U32 number;

@@ -200,25 +200,31 @@ __device__ inline Span lane_of(const Message& message, U64 chunk, int lane) {
   return {begin + part.begin, begin + part.end};
 }
 
+// That a chunk is in its slot. The number goes round, which two at a time cannot mix up.
+__device__ inline U64 word_of(U64 chunk, U32 kind) {
+  return word(static_cast<U32>(chunk + 1), kind);
+}
+
 __device__ inline bool send(const Peers& peers, const Message& message, int lane) {
   const U64* taken = &flags_of(peers, peers.rank).taken[message.peer][lane];
   U64* ready = flags_of(peers, message.peer).ready[peers.rank][lane];
-  U32& sent = flags_of(peers, peers.rank).sent[message.peer][lane];
-  const U32 first = sent;
+  U64& sent = flags_of(peers, peers.rank).sent[message.peer][lane];
+  const U64 first = sent;
   const U64 chunks = chunks_of(message.bytes);
   for (U64 chunk = 0; chunk < chunks; ++chunk) {
-    const U32 number = first + static_cast<U32>(chunk);
+    const U64 number = first + chunk;
+    const U32 half = static_cast<U32>(number % 2);
     bool is_over = false;
     // The chunk before the last one has to be gone from the slot.
     if (threadIdx.x == 0 && number >= 2)
       is_over = !wait_for<true>(taken, number - 1, peers.is_over);
     if (__syncthreads_or(is_over) != 0) return false;
     const Span part = lane_of(message, chunk, lane);
-    copy(peers.memory[peers.rank] + slot_at(message.peer, lane, number % 2),
+    copy(peers.memory[peers.rank] + slot_at(message.peer, lane, half),
          message.data + part.begin, part.end - part.begin);
     __syncthreads();
     if (threadIdx.x == 0) {
-      store_release(&ready[number % 2], word(number + 1, message.kind));
+      store_release(&ready[half], word_of(number, message.kind));
       sent = number + 1;
     }
   }
@@ -229,18 +235,19 @@ __device__ inline bool send(const Peers& peers, const Message& message, int lane
 __device__ inline bool receive(const Peers& peers, const Message& message, int lane) {
   const U64* ready = flags_of(peers, peers.rank).ready[message.peer][lane];
   U64* taken = &flags_of(peers, message.peer).taken[peers.rank][lane];
-  U32& received = flags_of(peers, peers.rank).received[message.peer][lane];
-  const U32 first = received;
+  U64& received = flags_of(peers, peers.rank).received[message.peer][lane];
+  const U64 first = received;
   const U64 chunks = chunks_of(message.bytes);
   for (U64 chunk = 0; chunk < chunks; ++chunk) {
-    const U32 number = first + static_cast<U32>(chunk);
+    const U64 number = first + chunk;
+    const U32 half = static_cast<U32>(number % 2);
     bool is_over = false;
     if (threadIdx.x == 0)
-      is_over = !wait_for<false>(&ready[number % 2], word(number + 1, message.kind), peers.is_over);
+      is_over = !wait_for<false>(&ready[half], word_of(number, message.kind), peers.is_over);
     if (__syncthreads_or(is_over) != 0) return false;
     const Span part = lane_of(message, chunk, lane);
     copy(message.data + part.begin,
-         peers.memory[message.peer] + slot_at(peers.rank, lane, number % 2), part.end - part.begin);
+         peers.memory[message.peer] + slot_at(peers.rank, lane, half), part.end - part.begin);
     __syncthreads();
     if (threadIdx.x == 0) {
       store_release(taken, number + 1);
@@ -259,7 +266,7 @@ __device__ inline void run(const Messages& messages) {
   if (has_aborted(messages.peers)) return;
   enter(messages.peers, messages.captured);
   for (int i = 0; i < messages.count; ++i) {
-    const Message& message = messages.all[i];
+    const Message& message = messages.more != nullptr ? messages.more[i] : messages.all[i];
     if (message.peer != peer || message.sends != sends) continue;
     const bool goes_on =
         sends != 0 ? send(messages.peers, message, lane) : receive(messages.peers, message, lane);
@@ -347,18 +354,20 @@ struct CombineAll {
 
 #ifdef __CUDACC_RTC__
 namespace ipc = lockstep::comm::cuda_ipc;
+// Two blocks find room in a multiprocessor: most_blocks() in transport.cpp.
+#define LOCKSTEP_BOUNDS __launch_bounds__(ipc::kThreads, 2)
 #ifdef LOCKSTEP_ELEMENT
 namespace lockstep::comm::cuda_ipc {
 using Combine = CombineAll<LOCKSTEP_ELEMENT, LOCKSTEP_COMBINE, LOCKSTEP_RANKS>;
 }
-extern "C" __global__ void __launch_bounds__(ipc::kThreads) lockstep_combine(const __grid_constant__ ipc::Round round) {
+extern "C" __global__ void LOCKSTEP_BOUNDS lockstep_combine(const __grid_constant__ ipc::Round round) {
   ipc::run(round, ipc::Combine{});
 }
 #else
-extern "C" __global__ void __launch_bounds__(ipc::kThreads) lockstep_copy(const __grid_constant__ ipc::Round round) {
+extern "C" __global__ void LOCKSTEP_BOUNDS lockstep_copy(const __grid_constant__ ipc::Round round) {
   ipc::run(round, ipc::Nothing{});
 }
-extern "C" __global__ void __launch_bounds__(ipc::kThreads) lockstep_message(const __grid_constant__ ipc::Messages messages) {
+extern "C" __global__ void LOCKSTEP_BOUNDS lockstep_message(const __grid_constant__ ipc::Messages messages) {
   ipc::run(messages);
 }
 #endif

@@ -1,6 +1,9 @@
 #include "comm/cuda_ipc/memory.h"
 
+#include <cstring>
 #include <utility>
+
+#include "comm/device/capture.h"
 
 namespace lockstep::comm::cuda_ipc {
 namespace {
@@ -75,14 +78,21 @@ DeviceMemory::~DeviceMemory() {
   if (has_memory_) driver().MemRelease(memory_);
 }
 
-HostWords::HostWords() {
-  void* memory = nullptr;
-  check(driver().MemHostAlloc(&memory, sizeof *host_, kMappedHost), "cuMemHostAlloc");
-  host_ = static_cast<Words*>(memory);
-  *host_ = {};
-  check(driver().MemHostGetDevicePointer(&device_, memory, 0), "cuMemHostGetDevicePointer");
+HostMemory::HostMemory(Context context, size_t bytes) : context_(context) {
+  const BesideCaptures beside;
+  check(driver().MemHostAlloc(&host_, bytes, kMappedHost), "cuMemHostAlloc");
+  std::memset(host_, 0, bytes);
+  const int result = driver().MemHostGetDevicePointer(&device_, host_, 0);
+  if (result != 0) driver().MemFreeHost(host_);
+  check(result, "cuMemHostGetDevicePointer");
 }
 
-HostWords::~HostWords() { driver().MemFreeHost(host_); }
+HostMemory::~HostMemory() {
+  const BesideCaptures beside;
+  if (driver().CtxPushCurrent(context_) != 0) return;
+  driver().MemFreeHost(host_);
+  Context gone = nullptr;
+  driver().CtxPopCurrent(&gone);
+}
 
 }  // namespace lockstep::comm::cuda_ipc

@@ -34,13 +34,31 @@ class DeviceMemory {
   bool has_memory_ = false, is_mapped_ = false;
 };
 
-// Words of the host's that kernels can read and write.
+// Memory of the host's that kernels can read and write; zeroed. It is freed in the context in which
+// it was made, which has to be there still.
+class HostMemory {
+ public:
+  // `context` is current.
+  HostMemory(Context context, size_t bytes);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  void* data() const { return host_; }
+  // As the device has it.
+  Address on_device() const { return device_; }
+
+ private:
+  Context context_ = nullptr;
+  void* host_ = nullptr;
+  Address device_ = 0;
+};
+
+// Words that kernels can read and write.
 class HostWords {
  public:
-  HostWords();
-  ~HostWords();
-  HostWords(const HostWords&) = delete;
-  HostWords& operator=(const HostWords&) = delete;
+  explicit HostWords(Context context)
+      : memory_(context, sizeof(Words)), host_(static_cast<Words*>(memory_.data())) {}
 
   // Any thread.
   void set_over() noexcept { __atomic_store_n(&host_->is_over, 1U, __ATOMIC_SEQ_CST); }
@@ -58,10 +76,10 @@ class HostWords {
     U32 is_over;
     Replays replays;
   };
-  Words* on_device() const { return reinterpret_cast<Words*>(device_); }
+  Words* on_device() const { return reinterpret_cast<Words*>(memory_.on_device()); }
 
-  Words* host_ = nullptr;
-  Address device_ = 0;
+  const HostMemory memory_;
+  Words* const host_;
 };
 
 }  // namespace lockstep::comm::cuda_ipc

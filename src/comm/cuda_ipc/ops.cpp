@@ -277,7 +277,15 @@ cuda_ipc::Message CudaIpcOps::message_of(const DeviceCall& call) const {
 
 void CudaIpcOps::run_messages(const Calls& calls, const c10::Stream& stream) {
   cuda_ipc::Messages messages{.peers = comm_->peers(), .captured = calls.front()->captured};
-  for (const auto& call : calls) messages.all[messages.count++] = message_of(*call);
+  std::vector<cuda_ipc::Message> all;
+  for (const auto& call : calls) all.push_back(message_of(*call));
+  messages.count = static_cast<int>(all.size());
+  if (all.size() <= cuda_ipc::kMessagesInCall) {
+    std::copy(all.begin(), all.end(), messages.all);
+  } else {
+    // With the first, which is over when all are.
+    calls.front()->list = comm_->list(all, messages.more, messages.captured != 0);
+  }
   const auto blocks = static_cast<unsigned>(size_ * 2 * cuda_ipc::kLanes);
   comm_->launch(comm_->message(), blocks, messages, stream.native_handle());
 }

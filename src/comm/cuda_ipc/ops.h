@@ -23,7 +23,6 @@ class CudaIpcOps : public DeviceOps {
   std::optional<std::string> refuses_graphs() const override;
   void run(const DeviceCall& call, const c10::Stream& stream) override;
   void run_messages(const Calls& calls, const c10::Stream& stream) override;
-  size_t most_messages() const override { return cuda_ipc::kMaxMessages; }
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) override;
 
  private:

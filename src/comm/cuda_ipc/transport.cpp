@@ -34,14 +34,24 @@ bool take_turns(const std::vector<Report>& reports) {
                      [&](const Report& r) { return ranks_on(reports, r.device) > 1; });
 }
 
+int most_on_one(const std::vector<Report>& reports) {
+  int most = 0;
+  for (const Report& report : reports) most = std::max(most, ranks_on(reports, report.device));
+  return most;
+}
+
 // Blocks that wait for others keep their place: those of all ranks on a device have to have one
-// there, and where a rank has a device to itself, computing goes on beside them.
-int most_blocks(const std::vector<Report>& reports) {
+// there, and where a rank has a device to itself, computing goes on beside them. A multiprocessor
+// has room for two (kernels.cu). The world's group has half of that, and two more groups that are
+// under way at the same time, whose ranks need not be the same, a quarter each.
+int most_blocks(const std::vector<Report>& reports, int ranks_on_one, bool is_world) {
   constexpr int kBesideComputing = 32;
   int most = cuda_ipc::kMaxBlocks;
   for (const Report& report : reports) {
-    const int sharing = ranks_on(reports, report.device);
-    most = std::min(most, sharing == 1 ? kBesideComputing : report.multiprocessors / sharing);
+    const int half = report.multiprocessors / 2;
+    most = std::min(most, ranks_on_one == 1
+                              ? std::min(kBesideComputing, half)
+                              : (is_world ? report.multiprocessors : half) / ranks_on_one);
   }
   return std::max(most, 1);
 }
@@ -74,13 +84,16 @@ std::shared_ptr<Transport> make_cuda_ipc_transport(const Store& store,
       comm->wait_on_streams(rank == 0 ? std::move(arrivals) : Segment::attach(handles[0]));
     });
   }
+  DeviceOptions own = options;
+  const bool is_world = options.ranks_on_one == 0;
+  if (is_world) own.ranks_on_one = most_on_one(reports);
+  const int most = turns ? cuda_ipc::kMaxBlocks : most_blocks(reports, own.ranks_on_one, is_world);
   DeviceParts parts{.cpu = std::move(cpu),
                     .comm = comm,
-                    .ops = std::make_unique<CudaIpcOps>(
-                        comm, sharing, turns ? cuda_ipc::kMaxBlocks : most_blocks(reports)),
+                    .ops = std::make_unique<CudaIpcOps>(comm, sharing, most),
                     .again = &make_cuda_ipc_transport};
   for (const Report& report : reports) parts.pids.push_back(report.pid);
-  return make_device_transport(store, std::move(parts), options);
+  return make_device_transport(store, std::move(parts), own);
 }
 
 }  // namespace lockstep::comm

@@ -28,8 +28,6 @@ class DeviceOps {
   virtual void run(const DeviceCall& call, const c10::Stream& stream) = 0;
   // Several messages at once, none of which waits for another.
   virtual void run_messages(const Calls& calls, const c10::Stream& stream) = 0;
-  // As many of them as can wait to be run at once.
-  virtual size_t most_messages() const = 0;
 
   // Zeroed and contiguous, on the group's device, such that calls are fastest. It keeps the
   // communicator, and not the group, whose calls keep the tensors that they use.

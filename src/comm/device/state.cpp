@@ -1,11 +1,13 @@
 #include "comm/device/state.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "comm/device/capture.h"
+#include "comm/device/memory.h"
 #include "comm/text.h"
 #include "lockstep/core/error.h"
 
@@ -57,12 +59,19 @@ DeviceState::DeviceState(std::shared_ptr<DeviceComm> comm, const Store& store, c
 }
 
 DeviceState::~DeviceState() {
-  finish_awaited();
-  bool clean = !ended_;
+  const BesideCaptures beside;
+  bool clean = false;
+  try {
+    finish_awaited();
+    const Calls calls = under_way();
+    clean = !ended_ && std::all_of(calls.begin(), calls.end(),
+                                   [&](const auto& call) { return is_done(*call); });
+  } catch (const std::exception&) {
+    // The device has failed.
+  }
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    for (const auto& call : calls_) clean = clean && (call->over || is_done(*call));
   }
   changed_.notify_all();
   watch_.join();
@@ -122,7 +131,30 @@ void DeviceState::wait(DeviceCall& call) {
   check_alive();
   call.awaited = true;
   const c10::impl::VirtualGuardImpl device(setup_.device.type());
-  call.end.block(device.getStream(setup_.device));
+  const c10::Stream current = device.getStream(setup_.device);
+  call.end.block(current);
+  if (call.captured == 0) let_go(call, current);
+}
+
+// As `stream` waits for the call's end, the allocator may have the memory once the stream is there.
+// Else a host that is ahead of the device would keep what all of its calls have used.
+void DeviceState::let_go(DeviceCall& call, const c10::Stream& stream) {
+  if (!call.request) return;
+  const c10::impl::VirtualGuardImpl device(setup_.device.type());
+  const auto known = c10::GetAllocator(setup_.device.type())->raw_deleter();
+  bool knows_all = known != nullptr;
+  for (const auto* tensors : {&call.request->inputs, &call.request->outputs}) {
+    for (const at::Tensor& tensor : *tensors) {
+      const c10::DataPtr& data = tensor.storage().data_ptr();
+      if (data.get() == nullptr) continue;
+      if (data.get_deleter() == known) {
+        device.recordDataPtrOnStream(data, stream);
+      } else {
+        knows_all = false;  // a group's own memory, or the program's: kept until the call is over
+      }
+    }
+  }
+  if (knows_all) call.request.reset();
 }
 
 bool DeviceState::is_done(const DeviceCall& call) const {
@@ -136,6 +168,7 @@ bool DeviceState::is_over(const DeviceCall& call) const {
 }
 
 void DeviceState::drain() {
+  const BesideCaptures beside;
   for (const auto& call : under_way()) {
     if (call->recorded) call->end.synchronize();
     while (call->replay && !is_over(*call)) std::this_thread::sleep_for(milliseconds(1));
@@ -145,14 +178,18 @@ void DeviceState::drain() {
 
 // Released outside the lock: the last reference frees memory of the group.
 void DeviceState::sweep() {
-  std::vector<std::optional<Request>> requests;
-  const std::lock_guard lock(mutex_);
-  std::erase_if(calls_, [&](const std::shared_ptr<DeviceCall>& call) {
-    // What the watch thread has reported of it to the others has to be withdrawn when it is over.
-    const bool is_done = call->over || ended_ || (!call->looked && is_over(*call));
-    if (is_done) requests.push_back(std::move(call->request));
-    return is_done;
-  });
+  Calls kept, done;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& call : calls_) {
+      // What the watch thread has reported of it to the others has to be withdrawn when it is over.
+      const bool is_over = call->over || (!call->looked && is_done(*call));
+      (is_over ? done : kept).push_back(call);
+    }
+    calls_ = std::move(kept);
+  }
+  for (const auto& call : done) call->request.reset();
+  release_put_off();
 }
 
 DeviceState::Calls DeviceState::under_way() {
@@ -210,7 +247,15 @@ void DeviceState::watch() {
     }
     const Calls calls = calls_;
     lock.unlock();
-    examine(calls);
+    try {
+      examine(calls);
+    } catch (const std::exception& error) {
+      // Every question is answered like that once a kernel has failed.
+      const auto first =
+          std::find_if(calls.begin(), calls.end(), [](const auto& call) { return !call->over; });
+      fail((first == calls.end() ? calls.front() : *first)->notice,
+           fmt::format("failed: the device has failed ({})", first_line(error)));
+    }
     lock.lock();
     if (!closing_ && !ended_) changed_.wait_for(lock, kTick);
   }

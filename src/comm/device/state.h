@@ -32,10 +32,12 @@ struct DeviceCall {
   const Notice notice;
   const std::chrono::milliseconds timeout;
   const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  std::optional<Request> request;  // keeps the memory until the device is done with it
+  // Keeps the memory until the device is done with it, or until the allocator knows of that.
+  std::optional<Request> request;
   int64_t largest = 0;    // bytes from one rank to another, where each has sizes of its own
   uint32_t captured = 0;  // its number among those in graphs, from 1
   std::optional<ReplayedCall> replay;  // what the communicator says as long as the device is in it
+  std::shared_ptr<void> list;          // of messages, which the device reads
   c10::Event end;
   bool awaited = false;               // by the program, which may go on before the device does
   std::atomic<bool> looked{false};    // the watch thread has posted it to the others
@@ -64,7 +66,8 @@ class DeviceState {
   std::shared_ptr<DeviceCall> begin_captured(Notice notice, Request request);
   // After its last step was put into the stream.
   void enqueued(DeviceCall& call, const c10::Stream& stream);
-  // Makes the caller's current stream wait for it. Throws CommError when the group has failed.
+  // Makes the caller's current stream wait for it, and lets go of memory of libtorch's allocator,
+  // which gives it away again after that. Throws CommError when the group has failed.
   void wait(DeviceCall& call);
   bool is_over(const DeviceCall& call) const;
   // Blocks the caller until the device has done everything that was enqueued.
@@ -96,6 +99,7 @@ class DeviceState {
   void watch();
   Calls under_way();
   void examine(const Calls& calls);
+  void let_go(DeviceCall& call, const c10::Stream& stream);
   bool peek(std::chrono::steady_clock::time_point now);
   void look(DeviceCall& call);
   std::optional<std::string> ended_otherwise();

@@ -91,7 +91,6 @@ std::shared_ptr<DeviceCall> Engine::start(Notice notice, Request request, int64_
   call->largest = largest;
   if (is_message) {
     messages_.push_back(call);
-    if (messages_.size() == ops->most_messages()) flush();
     return call;
   }
   on_stream(call->notice, [&] { ops->run(*call, stream_); });
@@ -197,10 +196,10 @@ class HostPending : public Pending {
 
 class DeviceTransport : public Transport {
  public:
-  DeviceTransport(std::shared_ptr<Halves> halves, std::unique_ptr<DeviceOps> ops, Topology layout,
-                  MakeDeviceTransport again)
+  DeviceTransport(std::shared_ptr<Halves> halves, std::unique_ptr<DeviceOps> ops,
+                  DeviceOptions options, MakeDeviceTransport again)
       : halves_(std::move(halves)),
-        layout_(std::move(layout)),
+        options_(std::move(options)),
         again_(again),
         numbers_(state().diagnosis().rank(), state().diagnosis().size()),
         engine_(std::make_shared<Engine>(halves_, std::move(ops), side_stream(state().device()))) {}
@@ -250,7 +249,7 @@ class DeviceTransport : public Transport {
   DeviceState& state() const { return *halves_->device; }
 
   const std::shared_ptr<Halves> halves_;
-  const Topology layout_;
+  const DeviceOptions options_;
   const MakeDeviceTransport again_;
   CallNumbers numbers_;
   uint64_t collectives_ = 0;  // on either half
@@ -329,8 +328,9 @@ int64_t DeviceTransport::compare_sizes(const Request& request, const Notice& not
 std::shared_ptr<Transport> DeviceTransport::subset(const std::vector<int>& members, int color) {
   return halves_->guarded([&] {
     const auto prefix = fmt::format("split/{}/{}", collectives_, color);
-    return again_(state().store().prefix(prefix), halves_->cpu->subset(members, color),
-                  {state().device(), layout_.of(members), timeout()});
+    DeviceOptions options = options_;
+    options.layout = options_.layout.of(members);
+    return again_(state().store().prefix(prefix), halves_->cpu->subset(members, color), options);
   });
 }
 
@@ -349,7 +349,7 @@ std::shared_ptr<Transport> make_device_transport(const Store& store, DeviceParts
     halves->cpu->abort_all(error.what());
     throw;
   }
-  return std::make_shared<DeviceTransport>(std::move(halves), std::move(parts.ops), options.layout,
+  return std::make_shared<DeviceTransport>(std::move(halves), std::move(parts.ops), options,
                                            parts.again);
 }
 

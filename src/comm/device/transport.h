@@ -16,6 +16,9 @@ struct DeviceOptions {
   at::Device device;  // this rank's
   Topology layout;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // Of the world, on the device that has most of its ranks: of groups that the world's group has
+  // made. 0: this is the world's group.
+  int ranks_on_one = 0;
 };
 
 // Makes such a transport. Every rank calls it, with `cpu` over the same ranks and a store under the

@@ -3,8 +3,6 @@
 
 #include <c10/core/Stream.h>
 
-#include <limits>
-
 #include "comm/device/ops.h"
 #include "comm/nccl/communicator.h"
 
@@ -23,7 +21,6 @@ class NcclOps : public DeviceOps {
     run(*call.request, stream);
   }
   void run_messages(const Calls& calls, const c10::Stream& stream) override;
-  size_t most_messages() const override { return std::numeric_limits<size_t>::max(); }
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) override;
 
  private:

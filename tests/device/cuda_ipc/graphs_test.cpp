@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/device/capture.h"
+#include "comm/device/memory.h"
 #include "device/cuda_ipc/on_ipc.h"
 #include "lockstep/core/error.h"
 
@@ -209,6 +210,28 @@ TEST(CudaIpcGraphsFailure, WhatNoGraphCanHoldIsRefused) {
                   late.wait();
                 }),
                 HasSubstr("wait() belongs to the captured part"));
+  });
+}
+
+// To wait for the device, as memory that all ranks map has to, would invalidate the capture.
+TEST(CudaIpcGraphsFailure, MemoryThatIsLetGoOfInACaptureGoesWithTheNextCall) {
+  spawn_with_graphs(2, [](World& world) {
+    const at::Tensor data = at::ones({8}).to(world.device());
+    std::weak_ptr<int> owner;
+    {
+      const auto kept = std::make_shared<int>(1);
+      owner = kept;
+      at::Tensor memory =
+          comm::tensor_over(kept.get(), {1}, at::TensorOptions(world.device()), [kept](void*) {});
+      const Graph graph([&] {
+        memory.reset();
+        world.group().all_reduce(data).wait();
+      });
+      EXPECT_EQ(kept.use_count(), 2);
+    }
+    EXPECT_FALSE(owner.expired());
+    world.group().all_reduce(data).wait();
+    EXPECT_TRUE(owner.expired());
   });
 }
 

@@ -19,6 +19,9 @@ void open_gate();
 // Communication that is enqueued and has not begun.
 int held_back();
 
+// From here on every question is answered with an error, as after a kernel of CUDA's that failed.
+void fail_device();
+
 // Bytes of this process's tensors, once its streams have come to their ends.
 int64_t memory_in_use();
 

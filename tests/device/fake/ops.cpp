@@ -30,7 +30,8 @@ using torch::jit::Stack;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 // Memory goes back in the order of the stream that it was taken on, as a GPU's allocator has it,
-// and is overwritten then: who uses it on another stream without keeping it sees that.
+// and is overwritten then: who uses it on another stream without keeping it, or telling the
+// allocator, sees that.
 struct Block {
   void* data;
   size_t bytes;
@@ -55,7 +56,10 @@ struct FakeAllocator final : c10::Allocator {
       recording->memory.emplace_back(context, &release);
       return;
     }
-    block->stream->push([block] {
+    block->stream->push([block, uses = take_uses(block->data)] {
+      for (const auto& [stream, number] : uses) {
+        if (stream != block->stream) stream->finish(number);
+      }
       in_use -= static_cast<int64_t>(block->bytes);
       std::memset(block->data, 0xee, block->bytes);
       static thread_local std::deque<std::pair<void*, size_t>>

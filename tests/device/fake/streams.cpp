@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,6 +32,19 @@ struct Streams {
 Streams& streams() {
   static auto* streams = new Streams;
   return *streams;
+}
+
+std::atomic<bool> has_failed{false};
+
+void check_works() { TORCH_CHECK(!has_failed, "CUDA error: device-side assert triggered"); }
+
+struct Users {
+  std::mutex mutex;
+  std::map<const void*, std::set<FakeStream*>> of_memory;
+};
+Users& users() {
+  static auto* users = new Users;
+  return *users;
 }
 
 thread_local bool is_stream = false;  // this thread
@@ -83,6 +97,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
+    check_works();
     if (*event == nullptr) *event = new FakeEvent;
     FakeStream& on = FakeStream::of(stream);
     if (const auto recording = on.recording()) {
@@ -93,6 +108,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     }
   }
   void block(void* event, const c10::Stream& stream) const override {
+    check_works();
     const FakeEvent seen = *static_cast<FakeEvent*>(event);
     FakeStream& waits = FakeStream::of(stream);
     if (seen.recording != nullptr) {
@@ -103,11 +119,13 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     if (seen.stream != &waits) waits.push([seen] { seen.stream->finish(seen.number); });
   }
   bool queryEvent(void* event) const override {
+    check_works();
     const auto* seen = static_cast<FakeEvent*>(event);
     check_not_captured(*seen);
     return seen->stream->is_done(seen->number);
   }
   void synchronizeEvent(void* event) const override {
+    check_works();
     const auto* seen = static_cast<FakeEvent*>(event);
     check_not_captured(*seen);
     seen->stream->finish(seen->number);
@@ -120,6 +138,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     FakeStream::of(stream).finish_all();
   }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
+    check_works();
     // A stream lets go of what its work has used, and cannot wait for itself. Nobody else uses it:
     // who does keeps it.
     if (is_stream) return;
@@ -132,7 +151,9 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     }
     for (FakeStream* stream : all) stream->finish_all();
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    note_use(data.get(), FakeStream::of(stream));
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard)
@@ -261,6 +282,21 @@ void Graph::launch() const {
 bool is_capturing(const c10::Stream& stream) {
   return FakeStream::of(stream).recording() != nullptr;
 }
+
+void note_use(const void* memory, FakeStream& stream) {
+  const std::lock_guard lock(users().mutex);
+  users().of_memory[memory].insert(&stream);
+}
+
+StreamUses take_uses(const void* memory) {
+  StreamUses uses;
+  const std::lock_guard lock(users().mutex);
+  for (FakeStream* stream : users().of_memory[memory]) uses.emplace_back(stream, stream->pushed());
+  users().of_memory.erase(memory);
+  return uses;
+}
+
+void fail_device() { has_failed = true; }
 
 void shut_gate() { gate_is_shut = true; }
 

@@ -64,6 +64,11 @@ class FakeStream : public FakeStreamHandle {
   std::shared_ptr<Recording> recording_;
 };
 
+// Memory that a stream still uses, as the allocator is told; and what was told of it, once.
+using StreamUses = std::vector<std::pair<FakeStream*, uint64_t>>;
+void note_use(const void* memory, FakeStream& stream);
+StreamUses take_uses(const void* memory);
+
 struct FakeEvent {
   FakeStream* stream = nullptr;
   uint64_t number = 0;

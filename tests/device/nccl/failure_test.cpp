@@ -4,7 +4,9 @@
 
 #include <chrono>
 #include <csignal>
+#include <thread>
 
+#include "device/nccl/of_one.h"
 #include "device/on_device.h"
 #include "lockstep/core/error.h"
 #include "support/pretend_launcher.h"
@@ -137,6 +139,46 @@ TEST(NcclFailure, WhatTheLibraryReportsEndsAllRanks) {
       }
     });
     EXPECT_THAT(said, HasSubstr("remote process exited: told by FAKE_NCCL_ASYNC_ERROR"));
+  });
+}
+
+// A kernel of the program's fails: rank 0's program hears of it, and rank 1's group says whose.
+TEST(NcclFailure, ADeviceThatFailsEndsAllRanks) {
+  const auto statuses = spawn_on_device(
+      2,
+      [](World& world) {
+        const Group group = world.group().split(0, world.rank());
+        at::Tensor data = ones_there(world, 1000);
+        group.all_reduce(data).wait();
+        (void)data.cpu();
+        if (world.rank() == 0) {
+          fake::shut_gate();  // the next call stays under way
+          const Work work = group.all_reduce(data);
+          fake::fail_device();
+          while (!group.failure()) std::this_thread::sleep_for(1ms);
+          EXPECT_THAT(message_of([&] { group.all_reduce(data).wait(); }),
+                      HasSubstr("failed: the device has failed (CUDA error: device-side assert"));
+          std::this_thread::sleep_for(1s);  // the others learn of it from this rank
+        } else {
+          EXPECT_THAT(message_of([&] {
+                        group.all_reduce(data).wait();
+                        (void)data.cpu();
+                        for (;;) group.all_reduce(data).wait();
+                      }),
+                      HasSubstr("rank 0"));
+        }
+      },
+      {.timeout = 20s});
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
+}
+
+TEST(NcclFailure, AGroupGoesAwayOnADeviceThatHasFailed) {
+  spawn_on_device(1, [](World& world) {
+    Group group = nccl_of_one(world.device());
+    at::Tensor data = ones_there(world, 1000);
+    group.all_reduce(data).wait();
+    fake::fail_device();
+    group = {};
   });
 }
 

@@ -232,6 +232,27 @@ void messages(const World& world, const Group& group) {
   }
 }
 
+// More at once than a lane, and a kernel's arguments, have room for.
+void many_messages(const World& world, const Group& group) {
+  const int n = world.size(), next = (world.rank() + 1) % n, last = (world.rank() + n - 1) % n;
+  if (n == 1) return;
+  for (const auto& [count, size] : {std::pair<int, int64_t>{33, 140'000}, {100, 1001}}) {
+    std::vector<comm::Work> works;
+    std::vector<at::Tensor> out;
+    for (int i = 0; i < count; ++i)
+      works.push_back(
+          group.send(values(world.rank(), size).add(i).to(on(world, at::kFloat)), next));
+    for (int i = 0; i < count; ++i) {
+      out.push_back(at::zeros({size}, on(world, at::kFloat)));
+      works.push_back(group.recv(out.back(), last));
+    }
+    comm::wait_all(works);
+    for (int i = 0; i < count; ++i)
+      expect_equal("one of many messages", out[static_cast<size_t>(i)],
+                   values(last, size).add(i).to(at::kFloat));
+  }
+}
+
 // Work that keeps a device busy for some milliseconds.
 at::Tensor busy(const World& world, at::Tensor start) {
   const int64_t width = world.device().is_cpu() ? 64 : 2048;
@@ -289,6 +310,31 @@ void groups(const World& world, const Group& group) {
                at::full({1000}, static_cast<float>(halves.size()), at::kFloat));
 }
 
+// Groups whose kernels are under way at the same time have to find room beside each other, in
+// whichever order they come.
+void groups_at_once(const World& world, const Group& group) {
+  const int rank = world.rank();
+  const std::vector<Group> all{group, group.split(rank / 2, rank), group.split(rank % 2, rank),
+                               group.split(0, rank)};
+  const bool turned = group.backend() == "cuda_ipc" && rank % 2 == 1;
+  std::vector<at::Tensor> data;
+  for (size_t i = 0; i < all.size(); ++i)
+    data.push_back(at::zeros({1'000'000}, on(world, at::kFloat)));
+  const int repeats = world.device().is_cpu() ? 2 : 20;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    for (const auto& each : data) each.fill_(1);
+    std::vector<comm::Work> works;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const size_t at = turned ? all.size() - 1 - i : i;
+      works.push_back(all[at].all_reduce(data[at]));
+    }
+    comm::wait_all(works);
+    for (size_t i = 0; i < all.size(); ++i)
+      expect_equal("a sum beside others", data[i].mean(),
+                   at::scalar_tensor(static_cast<float>(all[i].size()), at::kFloat));
+  }
+}
+
 }  // namespace
 
 std::vector<Check> collective_checks(const Group& group) {
@@ -307,9 +353,11 @@ std::vector<Check> collective_checks(const Group& group) {
            {"unequal_counts", unequal},
            {"strided", strided},
            {"messages", messages},
+           {"many_messages", many_messages},
            {"streams", streams},
            {"lifetimes", lifetimes},
-           {"split", groups}}) {
+           {"split", groups},
+           {"groups_at_once", groups_at_once}}) {
     checks.push_back({name, [body, group](const World& world) { body(world, group); }});
   }
   return checks;

@@ -1,4 +1,5 @@
 // What trains on several ranks against one process that has the whole batch.
+#include <algorithm>
 #include <cmath>
 
 #include "lockstep/models/transformer.h"
@@ -173,6 +174,63 @@ void fsdp_offload(const World& world) {
                kTolerance);
 }
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+struct SeenImpl : torch::nn::Module {
+  explicit SeenImpl(std::vector<WeakStorage>* all) : seen(all) {
+    weight = register_parameter("weight", torch::ones({512, 512}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    // A parameter's memory keeps the unit's.
+    const auto* unit = static_cast<at::Tensor*>(weight.storage().data_ptr().get_context());
+    seen->push_back(WeakStorage(unit->storage().getWeakStorageImpl()));
+    return x * weight;
+  }
+  std::vector<WeakStorage>* seen;
+  at::Tensor weight;
+};
+TORCH_MODULE(Seen);
+
+struct SeenUnitsImpl : torch::nn::Module {
+  SeenUnitsImpl() {
+    for (int i = 0; i < 24; ++i)
+      units.push_back(register_module("unit" + std::to_string(i), Seen(&seen)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& unit : units) {
+      x = call(unit, x);
+      most = std::max(most, std::count_if(seen.begin(), seen.end(),
+                                          [](const auto& each) { return !each.expired(); }));
+    }
+    return x;
+  }
+  std::vector<Seen> units;
+  std::vector<WeakStorage> seen;
+  std::ptrdiff_t most = 0;
+};
+TORCH_MODULE(SeenUnits);
+
+// A host that is far ahead of the device gathers no more units than one that waits for it. The CPU
+// is never behind.
+void fsdp_memory(const World& world) {
+  if (world.size() == 1 || world.device().is_cpu()) return;
+  SeenUnits net;
+  net->to(world.device());
+  FsdpOptions options;
+  options.share_memory = false;
+  for (const auto& unit : net->units) options.units.push_back(unit.ptr());
+  Fsdp fsdp(net, world.group(), options);
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::ones({512, 512}, on(world, at::kFloat));
+  call(net, x);
+  at::Tensor slow = at::eye(4096, x.options());
+  for (int i = 0; i < 60; ++i) slow = at::mm(slow, slow);
+  net->seen.clear();
+  net->most = 0;
+  expect_equal("what the units compute", call(net, x + slow.sum() * 0), at::ones({512, 512}));
+  expect("units in memory at a time: " + std::to_string(net->most), net->most <= 3);
+}
+
 // Ours in one pass against libtorch's, in float32 and float64.
 void fused_adam(const World& world) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
@@ -221,6 +279,7 @@ std::vector<Check> training_checks() {
           {"sync_batch_norm", sync_batch_norm},
           {"fsdp", fsdp},
           {"fsdp_offload", fsdp_offload},
+          {"fsdp_memory", fsdp_memory},
           {"fused_adam", fused_adam},
           {"transformer", transformer}};
 }
