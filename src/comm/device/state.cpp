@@ -139,11 +139,15 @@ void DeviceState::wait(DeviceCall& call) {
 // As `stream` waits for the call's end, the allocator may have the memory once the stream is there.
 // Else a host that is ahead of the device would keep what all of its calls have used.
 void DeviceState::let_go(DeviceCall& call, const c10::Stream& stream) {
-  if (!call.request) return;
+  // Another thread may sweep.
+  std::unique_lock lock(mutex_);
+  auto request = std::exchange(call.request, std::nullopt);
+  lock.unlock();
+  if (!request) return;
   const c10::impl::VirtualGuardImpl device(setup_.device.type());
   const auto known = c10::GetAllocator(setup_.device.type())->raw_deleter();
   bool knows_all = known != nullptr;
-  for (const auto* tensors : {&call.request->inputs, &call.request->outputs}) {
+  for (const auto* tensors : {&request->inputs, &request->outputs}) {
     for (const at::Tensor& tensor : *tensors) {
       const c10::DataPtr& data = tensor.storage().data_ptr();
       if (data.get() == nullptr) continue;
@@ -154,7 +158,9 @@ void DeviceState::let_go(DeviceCall& call, const c10::Stream& stream) {
       }
     }
   }
-  if (knows_all) call.request.reset();
+  if (knows_all) return;
+  lock.lock();
+  call.request = std::move(request);
 }
 
 bool DeviceState::is_done(const DeviceCall& call) const {
@@ -179,6 +185,7 @@ void DeviceState::drain() {
 // Released outside the lock: the last reference frees memory of the group.
 void DeviceState::sweep() {
   Calls kept, done;
+  std::vector<std::optional<Request>> requests;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& call : calls_) {
@@ -187,8 +194,9 @@ void DeviceState::sweep() {
       (is_over ? done : kept).push_back(call);
     }
     calls_ = std::move(kept);
+    for (const auto& call : done) requests.push_back(std::exchange(call->request, std::nullopt));
   }
-  for (const auto& call : done) call->request.reset();
+  requests.clear();
   release_put_off();
 }
 
