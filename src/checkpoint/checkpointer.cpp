@@ -217,8 +217,8 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
     mend_latest(path, files);
     try {
       if (restore_options.damaged == Damaged::Error) {
-        if (const auto newest = newest_checkpoint(path, files)) mine += *newest + "\n";
-      } else if (files.list(path)) {
+        if (const auto newest = newest_checkpoint(path, files)) mine += *newest + '\0';
+      } else if (is_there(path, files)) {
         const auto listing = list_checkpoints(path, files);
         for (const auto& name : listing.unreadable) {
           log::warn(
@@ -227,7 +227,7 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
                           path, name));
         }
         for (auto i = listing.checkpoints.rbegin(); i != listing.checkpoints.rend(); ++i) {
-          mine += fmt::format("{}/{}\n", path, i->name);
+          mine += path + "/" + i->name + '\0';
         }
       }
     } catch (const std::exception& error) {
@@ -238,7 +238,7 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
   if (text.front() == kFailed) throw CheckpointError(text.substr(1));
   std::vector<std::string> folders;
   for (size_t begin = 1, end; begin < text.size(); begin = end + 1) {
-    end = text.find('\n', begin);
+    end = text.find('\0', begin);  // of any other byte there may be one in a path
     folders.push_back(text.substr(begin, end - begin));
   }
   return folders;

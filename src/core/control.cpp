@@ -29,7 +29,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEA
 
 [[noreturn]] void fail(const char* call) {
   const int error = errno;
-  throw Error(fmt::format("[control] {}: {}{}", call, std::strerror(error), advice_on_size(error)));
+  throw Error(
+      fmt::format("[control] {}: {}{}", call, std::strerror(error), advice_on_limit(error)));
 }
 
 }  // namespace

@@ -256,6 +256,21 @@ def test_F13_the_cable_is_pulled_and_put_back(folder):
         everybody_says(ranks, ["done", "", "", ""], 0)
 
 
+def test_F13_a_firewall_between_the_ranks_is_named_with_the_address(folder):
+    rules = ("add table ip fw; add chain ip fw i {{ type filter hook input priority 0; }}; "
+             "add rule ip fw i iifname != lo tcp flags & (syn|ack) == syn {}")
+    for action, words in (("reject with tcp reset", r"refuses connections at 10\.77\.0\.\d \d+: it has ended, or a "
+                           "firewall closes the port"),
+                          ("drop", r"rank \d gives no answer at 10\.77\.0\.\d \d+: a firewall\?")):
+        with Hosts(f"{folder}/{action.split()[0]}", 3) as hosts:
+            hosts.on(2, "nft", rules.format(action))
+            ranks = hosts.start_ranks([TRAINER, 5], 1, LOCKSTEP_TIMEOUT="5", LOCKSTEP_BACKEND="tcp")
+            said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
+            assert re.search(words, "".join(said)), (action, said)
+            # It says so much less where somebody is named already.
+            assert not any(re.search("refuses connections.*all other ranks", one) for one in said), said
+
+
 def test_F18_too_little_memory(_):
     for ranks in (2, 4):
         # Files, and so shared memory, of at most 1 MiB.
@@ -265,6 +280,14 @@ def test_F18_too_little_memory(_):
         # Over tcp ranks share no memory, so that there is nothing to be short of.
         job = Training(BUILD, ranks, "tcp", program=limited)
         assert job.wait() == 0 and "done" in job.out and not job.leftovers(), job
+
+
+def test_F18_small_stacks(_):
+    def check(backend, ranks):
+        job = Training(BUILD, ranks, backend, program=("sh", "-c", 'ulimit -s 128; exec "$@"', "sh"), timeout_s=60)
+        assert job.wait() == 0 and "done" in job.out and not job.leftovers(), job
+
+    everywhere(check)
 
 
 def test_F19_a_slow_rank_and_a_wrong_clock_are_no_faults(_):

@@ -60,6 +60,26 @@ def test_ranks_are_told_how_wide_their_terminal_is(folder):
     assert told(run(LOCKSTEP, "run", *COLUMNS_OF_RANKS, LOCKSTEP_COLUMNS="9").out) == ["", ""]
 
 
+def test_a_job_in_the_background_leaves_what_is_typed_to_the_shell(_):
+    cat = f"{LOCKSTEP} run --nproc-per-node 2 cat"
+    script = f'set -m; {cat} & wait $!; read line; echo "the shell has $line"; read line; {cat}'
+    process, terminal = pty.fork()
+    if process == 0:
+        environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
+        os.execve("/bin/sh", ["sh", "-c", script], environment | {"OMP_NUM_THREADS": "1"})
+    os.write(terminal, b"first\n\x04second\n\x04\x04")  # \x04: the end of the input, for one reader
+    written = b""
+    try:
+        while part := os.read(terminal, 65536):
+            written += part
+    except OSError:  # nobody has the terminal any more
+        pass
+    os.close(terminal)
+    os.waitpid(process, 0)
+    lines = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", written.decode()).splitlines()
+    assert "the shell has first" in lines and "[rank 0] second" in lines, lines
+
+
 CONFIG = """
 model: {{kind: mlp, hidden: [512, 512]}}
 data: {{kind: synthetic-regression, samples: 4096, validation_fraction: 0.1}}
@@ -131,6 +151,7 @@ def test_piped_progress_is_a_line_every_so_many_steps(folder):
 if __name__ == "__main__":
     run_cases([
         test_ranks_are_told_how_wide_their_terminal_is,
+        test_a_job_in_the_background_leaves_what_is_typed_to_the_shell,
         test_progress_is_one_line_that_fits_the_terminal,
         test_piped_progress_is_a_line_every_so_many_steps,
     ])

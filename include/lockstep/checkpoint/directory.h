@@ -47,7 +47,8 @@ Listing list_checkpoints(const std::string& directory, FileSystem& files = syste
 
 // The folder of the newest checkpoint that was published completely, even if a process was killed
 // while it saved another; nothing when there is none, or no such directory. Throws CheckpointError,
-// which names it, when the newest one cannot be read.
+// which names it, when the newest one cannot be read, and when the directory cannot be listed or is
+// a symbolic link that leads nowhere.
 std::optional<std::string> newest_checkpoint(const std::string& directory,
                                              FileSystem& files = system_files());
 

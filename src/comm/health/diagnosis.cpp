@@ -19,9 +19,14 @@ Diagnosis::Diagnosis(int rank, std::vector<int> members,
 
 std::string Diagnosis::end(const Notice& mine, const std::string& seen,
                            const PeerStatus::Notices& notices) const {
-  return fmt::format("{} {} on {}: {}{}", mine.text,
-                     launcher_status_->is_explained() ? abort_text() : seen, name(rank_),
-                     others(mine, notices), advice(mine, notices));
+  const std::string what = launcher_status_->is_explained() ? abort_text() : seen;
+  std::string around = others(mine, notices);
+  // Where the reason already names a rank, nothing is left to say of the others.
+  if (around.empty() && what.find("(rank ") == std::string::npos) {
+    around = "all other ranks are in it, too: look at the network between the hosts";
+  }
+  return fmt::format("{} {} on {}{}{}{}", mine.text, what, name(rank_), around.empty() ? "" : ": ",
+                     around, advice(mine, notices));
 }
 
 std::string Diagnosis::advice(const Notice& mine, const PeerStatus::Notices& notices) const {
@@ -66,7 +71,7 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
       said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
     }
   }
-  if (said.empty()) return "all other ranks are in it, too: look at the network between the hosts";
+  if (said.empty()) return "";
   if (said.size() > kNamed) {
     const size_t more = said.size() - kNamed;
     said.resize(kNamed);

@@ -27,7 +27,9 @@ constexpr size_t kMostEncrypted = 256 << 10;
 
 bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
-[[noreturn]] void lost(int error) { throw Error(std::strerror(error)); }
+[[noreturn]] void lost(int error) {
+  throw Error(fmt::format("lost its connection: {}", std::strerror(error)));
+}
 
 }  // namespace
 
@@ -195,7 +197,7 @@ void NetLine::sent(std::deque<Out>& from, size_t& count) {
 void NetLine::read() {
   for (int64_t taken = 0; taken < kTurn;) {
     const ssize_t got = receive();
-    if (got == 0) throw Error("its connection was closed");
+    if (got == 0) throw Error("has closed its connection");
     if (got < 0) {
       if (errno == EINTR) continue;
       if (is_temporary(errno)) return;

@@ -1,6 +1,7 @@
 #include "comm/net/net.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -139,6 +140,17 @@ size_t Net::connections() const {
          static_cast<size_t>(std::count_if(peers_.begin(), peers_.end(), [](const auto& peer) {
            return peer->state != State::Idle && peer->state != State::Gone;
          }));
+}
+
+std::string Net::unanswered() const {
+  constexpr size_t kMost = 8;
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> peers;
+  for (size_t rank = 0; rank < peers_.size() && peers.size() < kMost; ++rank) {
+    if (peers_[rank]->state != State::Connecting) continue;
+    peers.push_back(fmt::format("rank {} gives no answer at {}", rank, addresses_[rank]));
+  }
+  return fmt::format("{}", fmt::join(peers, ", "));
 }
 
 // Sends what can be sent, which may end calls, which may bring more.

@@ -229,7 +229,9 @@ void Net::connect(int rank) {
   const std::string& text = addresses_[static_cast<size_t>(rank)];
   const size_t space = text.find(' ');
   const auto port = static_cast<uint16_t>(std::atoi(text.c_str() + space + 1));
-  const Resolved found = resolve(text.substr(0, space), port, AI_NUMERICHOST);
+  const std::string host =
+      with_interface_of(own_address_.substr(0, own_address_.find(' ')), text.substr(0, space));
+  const Resolved found = resolve(host, port, AI_NUMERICHOST);
   int error = EINVAL;
   if (!found.addresses.empty()) {
     const Address& there = found.addresses[0];
@@ -267,11 +269,14 @@ void Net::step_peer(int rank, uint32_t events) {
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(peer.connecting.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    const std::string& address = addresses_[static_cast<size_t>(rank)];
+    if (error == ECONNREFUSED) {
+      return lose(rank, fmt::format("refuses connections at {}: it has ended, or a firewall closes "
+                                    "the port",
+                                    address));
+    }
     if (error != 0) {
-      return lose(rank, error == ECONNREFUSED ? "has ended: nothing listens at its address any more"
-                                              : fmt::format("cannot be reached at {} ({})",
-                                                            addresses_[static_cast<size_t>(rank)],
-                                                            std::strerror(error)));
+      return lose(rank, fmt::format("cannot be reached at {} ({})", address, std::strerror(error)));
     }
     peer.state = State::Shaking;
     peer.shaking.emplace(Shaking{std::move(peer.connecting),

@@ -193,7 +193,7 @@ void StoreLine::send_raw(std::string_view bytes, StorePatience& patience) {
 }
 
 void StoreLine::more(StorePatience& patience) {
-  char buffer[1 << 16];
+  char buffer[1 << 14];  // a thread's stack may be small (ulimit -s)
   const ssize_t got = recv(fd_.get(), buffer, sizeof buffer, 0);
   if (got > 0) {
     const std::string_view bytes(buffer, static_cast<size_t>(got));

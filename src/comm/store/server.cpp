@@ -158,7 +158,7 @@ void StoreServer::drop(Client& client) {
 }
 
 void StoreServer::read_from(Client& client) {
-  char buffer[1 << 16];
+  char buffer[1 << 14];  // a thread's stack may be small (ulimit -s)
   const ssize_t count = recv(client.fd.get(), buffer, sizeof buffer, 0);
   if (count < 0 && is_temporary(errno)) return;
   if (count <= 0) return drop(client);

@@ -114,7 +114,11 @@ void TcpTransport::meet() {
   WireOperation operation{.notice = {.lane = "start", .signature = "start", .text = "start"},
                           .timeout = timeout()};
   const auto job = state_->group().start({.number = 0, .checksum = 1}, net::barrier);
-  state_->await(*job, operation);
+  constexpr auto kAnswer = std::chrono::seconds(1);
+  while (!state_->await(*job, operation, std::chrono::steady_clock::now() + kAnswer)) {
+    const std::string unanswered = state_->net()->unanswered();
+    operation.notice.advice = unanswered.empty() ? "" : unanswered + ": a firewall?";
+  }
 }
 
 std::shared_ptr<Transport> make(std::shared_ptr<Net> net, const Store& store, int rank,

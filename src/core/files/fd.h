@@ -31,7 +31,11 @@ class [[nodiscard]] Fd {
   int fd_ = -1;
 };
 
-// What to do about an error of ftruncate(), to put behind it; mostly nothing.
-inline const char* advice_on_size(int error) { return error == EFBIG ? "; raise `ulimit -f`" : ""; }
+// What to do about an error of memfd_create() or ftruncate(), to put behind it; mostly nothing.
+inline const char* advice_on_limit(int error) {
+  if (error == EFBIG) return "; raise `ulimit -f`";
+  if (error == EMFILE || error == ENFILE) return "; no descriptor is left: raise `ulimit -n`";
+  return "";
+}
 
 }  // namespace lockstep

@@ -92,7 +92,7 @@ Segment::Segment(int local_ranks) : ranks_(local_ranks) {
     const int error = errno;
     if (fd_ >= 0) close(fd_);
     throw Error(fmt::format("[flight] no memory for {} ranks: {}{}", ranks_, std::strerror(error),
-                            advice_on_size(error)));
+                            advice_on_limit(error)));
   }
   for (int r = 0; r < ranks_; ++r) {
     reinterpret_cast<Block*>(static_cast<char*>(memory_) + static_cast<size_t>(r) * kBlockBytes)

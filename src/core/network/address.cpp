@@ -15,17 +15,6 @@
 #include "lockstep/core/error.h"
 
 namespace lockstep {
-namespace {
-
-Address address_of(const sockaddr* from, socklen_t length) {
-  Address address;
-  std::memcpy(&address.storage, from, length);
-  address.length = length;
-  return address;
-}
-
-}  // namespace
-
 Endpoint Endpoint::parse(std::string_view flag, std::string_view text, uint16_t default_port) {
   const auto wrong = [&] {
     return ConfigError(fmt::format("[run] {} '{}': give HOST or HOST:PORT", flag, text));
@@ -58,12 +47,19 @@ std::string Endpoint::text() const {
   return fmt::format("{}{}{}:{}", six ? "[" : "", host, six ? "]" : "", port);
 }
 
+Address Address::of(const sockaddr* from) {
+  Address address;
+  address.length = from->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  std::memcpy(&address.storage, from, address.length);
+  return address;
+}
+
 Address Address::loopback(uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(port);
-  return address_of(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  return of(reinterpret_cast<const sockaddr*>(&address));
 }
 
 Address Address::any(uint16_t port) {
@@ -101,6 +97,11 @@ bool Address::is_loopback() const {
   return ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr) >> 24 == 127;
 }
 
+bool Address::is_link_local() const {
+  return storage.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
+}
+
 Resolved resolve(const std::string& host, uint16_t port, int flags) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -111,7 +112,7 @@ Resolved resolve(const std::string& host, uint16_t port, int flags) {
   if (found.error != 0) return found;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, freeaddrinfo);
   for (const addrinfo* one = list; one != nullptr; one = one->ai_next) {
-    found.addresses.push_back(address_of(one->ai_addr, one->ai_addrlen));
+    found.addresses.push_back(Address::of(one->ai_addr));
   }
   // Not std::ranges', which clang 14 cannot compile.
   const auto is_v4 = [](const Address& one) { return one.storage.ss_family == AF_INET; };
@@ -126,11 +127,8 @@ std::vector<Address> own_addresses() {
   std::vector<Address> found;
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr) continue;
-    if (one->ifa_addr->sa_family == AF_INET) {
-      found.push_back(address_of(one->ifa_addr, sizeof(sockaddr_in)));
-    } else if (one->ifa_addr->sa_family == AF_INET6) {
-      found.push_back(address_of(one->ifa_addr, sizeof(sockaddr_in6)));
-    }
+    const auto family = one->ifa_addr->sa_family;
+    if (family == AF_INET || family == AF_INET6) found.push_back(Address::of(one->ifa_addr));
   }
   return found;
 }
@@ -140,6 +138,12 @@ bool is_own(const Address& address) {
   const auto own = own_addresses();
   return std::any_of(own.begin(), own.end(),
                      [&](const Address& one) { return one.host() == address.host(); });
+}
+
+std::string with_interface_of(const std::string& own, const std::string& host) {
+  const size_t interface = own.find('%'), other = host.find('%');
+  if (interface == std::string::npos || other == std::string::npos) return host;
+  return host.substr(0, other) + own.substr(interface);
 }
 
 std::optional<Address> source_towards(const Address& there) {

@@ -26,8 +26,9 @@ struct Endpoint {
 };
 
 struct Address {
-  static Address loopback(uint16_t port);  // 127.0.0.1
-  static Address any(uint16_t port);       // every IPv4 interface
+  static Address loopback(uint16_t port);   // 127.0.0.1
+  static Address any(uint16_t port);        // every IPv4 interface
+  static Address of(const sockaddr* from);  // IPv4 or IPv6
 
   sockaddr_storage storage{};
   socklen_t length = 0;
@@ -37,6 +38,7 @@ struct Address {
   uint16_t port() const;
   Address with_port(uint16_t port) const;
   bool is_loopback() const;
+  bool is_link_local() const;  // IPv6: it means a host only together with an interface
 };
 
 struct Resolved {
@@ -50,6 +52,10 @@ Resolved resolve(const std::string& host, uint16_t port, int flags = 0);
 // This host's, of every interface.
 std::vector<Address> own_addresses();
 bool is_own(const Address& address);
+
+// `host` in digits as this host has to write it: a link-local address with the interface of `own`,
+// this host's, since the name behind '%' is of the host that has told it.
+std::string with_interface_of(const std::string& own, const std::string& host);
 
 // This host's address from which it sends to `there`, by its routes; nothing when there is no
 // route.

@@ -33,4 +33,13 @@ std::optional<ProcessStat> process_stat(pid_t pid) {
   return stat;
 }
 
+pid_t tracer_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  pid_t tracer = 0;
+  for (std::string word; file >> word;) {
+    if (word == "TracerPid:" && file >> tracer) break;
+  }
+  return tracer;
+}
+
 }  // namespace lockstep

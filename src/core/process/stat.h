@@ -28,4 +28,8 @@ struct ProcessStat {
 // From /proc/PID/stat; nothing when there is no such process.
 std::optional<ProcessStat> process_stat(pid_t pid);
 
+// The debugger that traces it, until whose wait() or end a process that was killed stays; 0 when
+// there is none.
+pid_t tracer_of(pid_t pid);
+
 }  // namespace lockstep

@@ -1,19 +1,16 @@
 #include "launch/diagnosis/doctor.h"
 
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -131,17 +128,11 @@ void look_at_limit(Findings& findings, const char* what, int resource, rlim_t fe
 
 // In digits; empty where no other program of a job would use it.
 std::string address_of(const ifaddrs& one) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
   if (one.ifa_addr == nullptr) return "";
-  if (one.ifa_addr->sa_family == AF_INET) {
-    const auto* address = reinterpret_cast<const sockaddr_in*>(one.ifa_addr);
-    inet_ntop(AF_INET, &address->sin_addr, text.data(), text.size());
-  } else if (one.ifa_addr->sa_family == AF_INET6) {
-    const auto* address = reinterpret_cast<const sockaddr_in6*>(one.ifa_addr);
-    if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) return "";
-    inet_ntop(AF_INET6, &address->sin6_addr, text.data(), text.size());
-  }
-  return text.data();
+  const auto family = one.ifa_addr->sa_family;
+  if (family != AF_INET && family != AF_INET6) return "";
+  const Address address = Address::of(one.ifa_addr);
+  return address.is_link_local() ? "" : address.host();
 }
 
 void look_at_network(Findings& findings) {

@@ -41,8 +41,11 @@ bool is_cpu_time_limited() {
 std::string hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
   if (!WIFSIGNALED(cause.wait_status)) {
     const int status = WEXITSTATUS(cause.wait_status);
-    if (status == 127) return "a program or library that it needs was not found";
-    return "";
+    if (status != 127) return "";
+    return outcome.could_not_map
+               ? "a library did not fit into its address space (`ulimit -v`), or lies on a file "
+                 "system that is mounted `noexec`"
+               : "a program or library that it needs was not found";
   }
   switch (WTERMSIG(cause.wait_status)) {
     case SIGUSR1:

@@ -46,6 +46,14 @@ int columns_behind(const std::string& tag) {
   return std::max(0, size.ws_col - static_cast<int>(tag.size()));
 }
 
+// Whether stdin may be read: not by a job in the background of a terminal. The kernel would stop it
+// (SIGTTIN), but not a rank, which has a session of its own and would take what is typed to the
+// shell.
+bool may_read_input() {
+  const pid_t in_foreground = tcgetpgrp(STDIN_FILENO);  // fails without a terminal
+  return in_foreground < 0 || in_foreground == getpgrp();
+}
+
 // Starts the ranks of one attempt.
 class Starter {
  public:
@@ -133,7 +141,7 @@ Child Starter::start(int local) {
   spec.command = options_.command;
   spec.cores = cores_of(options_.binding, local, plan_.local_ranks);
   spec.inherited = {control_.fd(), flight_.fd()};
-  if (plan_.first_rank + local == 0) spec.input = ChildSpec::Input::Shared;
+  if (plan_.first_rank + local == 0 && may_read_input()) spec.input = ChildSpec::Input::Shared;
   if (plan_.listener) {
     variables["LOCKSTEP_STORE_FD"] = std::to_string(plan_.listener.get());
     spec.inherited.push_back(plan_.listener.get());

@@ -43,6 +43,8 @@ struct Outcome {
   std::optional<int64_t> out_of_memory = {};
   // SIGUSR1, a scheduler's notice of preemption, was forwarded to the ranks.
   bool was_notified = false;
+  // The cause ended with status 127 and had said that a library did not fit into its memory.
+  bool could_not_map = false;
 
   // Where that rank died, or was when the first failure was seen; null when it gave no stack, and
   // for one that had reported its failure before and was only exiting.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/process/stat.h"
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/diagnosis/stacks.h"
 #include "launch/output/last_words.h"
@@ -278,10 +279,11 @@ void WorkerGroup::on_deadline() {
     case Phase::Killing:
       if (++kill_rounds_ < kKillRounds) return kill_all();
       for (const ProcessStat& process : descendants()) {
-        output_.say(
-            fmt::format("process {} (state {}) does not end after SIGKILL: the kernel waits "
-                        "for a device or a network file system",
-                        process.pid, process.state));
+        const pid_t tracer = tracer_of(process.pid);
+        output_.say(fmt::format(
+            "process {} (state {}) does not end after SIGKILL: {}", process.pid, process.state,
+            tracer != 0 ? fmt::format("process {}, a debugger or tracer, holds it", tracer)
+                        : "the kernel waits for a device or a network file system"));
       }
       phase_ = Phase::Over;
       return;
@@ -303,9 +305,14 @@ void WorkerGroup::conclude() {
   if (out_of_memory && out_of_memory_before_) {
     outcome_.out_of_memory = *out_of_memory - *out_of_memory_before_;
   }
+  const LastWords words(session_, first_rank_, restarts_);
+  if (outcome_.cause && outcome_.exit_code() == 127) {  // of the dynamic linker, most often
+    const std::string last = words.of(*outcome_.cause);
+    outcome_.could_not_map = last.find("failed to map segment") != std::string::npos ||
+                             last.find("allocate memory") != std::string::npos;
+  }
   for (const std::string& line : report(outcome_)) output_.say(line);
   if (outcome_.cause) {
-    const LastWords words(session_, first_rank_, restarts_);
     for (const std::string& line : words.unseen(*outcome_.cause)) output_.say(line);
     const bool is_port_taken =  // by torch's store
         *outcome_.cause == 0 &&

@@ -22,6 +22,16 @@ bool is_somebody_elses() {
 
 }  // namespace
 
+std::string remark_on_slurm() {
+  const auto nodes = env_text("SLURM_JOB_NUM_NODES");
+  if (!nodes || *nodes == "1" || env_text("SLURM_STEP_ID") || is_somebody_elses()) return "";
+  return fmt::format(
+      "this is a shell of Slurm job {}, which has {} nodes: all ranks start on this one; write "
+      "srun "
+      "--ntasks-per-node=1 lockstep run ... (--standalone: as meant)",
+      env_text("SLURM_JOB_ID").value_or("?"), *nodes);
+}
+
 std::optional<Rendezvous> Rendezvous::from_slurm() {
   constexpr const char* kRank = "SLURM_PROCID";
   const auto step = env_text("SLURM_STEP_ID");

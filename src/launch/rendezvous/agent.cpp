@@ -177,7 +177,7 @@ void Agent::run_ranks(const Launch& launch) {
             .first_rank = launch.first_rank,
             .node_rank = launch.node_rank,
             .nodes = launch.nodes,
-            .master_addr = launch.master_addr,
+            .master_addr = with_interface_of(own_.host(), launch.master_addr),
             .master_port = launch.master_port,
             .job = fmt::format("{:016x}", launch.coordinator),
             .job_key = hmac(text_of(job_key_), {"attempt", std::to_string(launch.coordinator),

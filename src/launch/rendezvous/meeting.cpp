@@ -1,6 +1,7 @@
 #include "launch/rendezvous/meeting.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,33 +18,77 @@ constexpr uint16_t kDefaultPort = 29400;  // torchrun's
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
 
+// What a host does not have yet when it starts: no longer than the join timeout.
+class Patience {
+ public:
+  Patience(const Rendezvous& rendezvous, Session& session)
+      : session_(session), until_(std::chrono::steady_clock::now() + rendezvous.join_timeout) {}
+
+  // Whether it is to be tried again, after a while. False when the time is over, and after a
+  // signal.
+  bool waits_until(const std::string& what) {
+    if (signal_ || std::chrono::steady_clock::now() >= until_) return false;
+    if (std::exchange(said_, what) != what) session_.output.say("waiting until " + what);
+    signal_ = session_.pause(500ms);
+    return !signal_;
+  }
+  std::optional<int> signal() const { return signal_; }
+
+ private:
+  Session& session_;
+  const std::chrono::steady_clock::time_point until_;
+  std::string said_;
+  std::optional<int> signal_;
+};
+
 // The addresses of `host` once its name can be resolved; none after a signal.
 std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous& rendezvous,
-                                     Session& session, std::optional<int>& signal) {
-  const auto until = std::chrono::steady_clock::now() + rendezvous.join_timeout;
-  bool said = false;
+                                     Patience& patience) {
   for (;;) {
     auto found = resolve(endpoint.host, endpoint.port).addresses;
     if (!found.empty()) return found;
-    if (std::chrono::steady_clock::now() >= until) {
-      throw ConfigError(fmt::format(
-          "[run] --rdzv-endpoint {}: the host '{}' is not known after {:g} s: is the name right, "
-          "and in this host's DNS or /etc/hosts?",
-          endpoint.text(), endpoint.host, seconds(rendezvous.join_timeout)));
+    if (patience.waits_until(fmt::format("the name of the host '{}' is known", endpoint.host))) {
+      continue;
     }
-    if (!std::exchange(said, true)) {
-      session.output.say(
-          fmt::format("waiting until the name of the host '{}' is known", endpoint.host));
-    }
-    signal = session.pause(500ms);
-    if (signal) return {};
+    if (patience.signal()) return {};
+    throw ConfigError(fmt::format(
+        "[run] --rdzv-endpoint {}: the host '{}' is not known after {:g} s: is the name right, "
+        "and in this host's DNS or /etc/hosts?",
+        endpoint.text(), endpoint.host, seconds(rendezvous.join_timeout)));
   }
 }
 
-// Link-local addresses mean a host only together with an interface.
-bool is_global_v6(const Address& address) {
-  return address.storage.ss_family == AF_INET6 &&
-         !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr);
+// A socket of the coordinator; none, with errno set, when it cannot listen there. The kernel looks
+// for a second or two whether another host has a new IPv6 address, too.
+std::optional<Fd> listen_in_time(const Address& wanted, Patience& patience) {
+  for (;;) {
+    auto socket = listen_at(wanted, SOCK_NONBLOCK);
+    const int error = errno;
+    const bool is_new = !socket && error == EADDRNOTAVAIL && is_own(wanted);
+    if (!is_new || !patience.waits_until(fmt::format("this host may use its address {}: {}",
+                                                     wanted.host(), std::strerror(error)))) {
+      errno = error;
+      return socket;
+    }
+  }
+}
+
+// This host's address towards the first of `found` that it has a route to; nothing, with errno set,
+// when there is none in time.
+std::optional<Address> source_in_time(const std::vector<Address>& found, Patience& patience) {
+  for (;;) {
+    for (const Address& one : found) {
+      if (const auto own = source_towards(one)) return own;
+    }
+    const int error = errno;
+    const bool is_down = error == ENETUNREACH || error == EADDRNOTAVAIL;
+    if (!is_down ||
+        !patience.waits_until(fmt::format("{} can be reached from here: {}", found.front().host(),
+                                          std::strerror(error)))) {
+      errno = error;
+      return std::nullopt;
+    }
+  }
 }
 
 // The endpoint's address, where this host has it and others can reach it. Debian gives a host its
@@ -58,9 +103,8 @@ Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Addre
   if (meant) return found.front();
   std::vector<Address> others, others_v6;
   for (const Address& one : own_addresses()) {
-    if (one.is_loopback()) continue;
-    if (one.storage.ss_family == AF_INET) others.push_back(one);
-    if (is_global_v6(one)) others_v6.push_back(one);
+    if (one.is_loopback() || one.is_link_local()) continue;
+    (one.storage.ss_family == AF_INET ? others : others_v6).push_back(one);
   }
   if (others.empty()) others = std::move(others_v6);
   if (others.size() == 1) return others.front().with_port(endpoint.port);
@@ -68,6 +112,21 @@ Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Addre
       "[run] --rdzv-endpoint {}: this host knows itself under that name as {}, where no other host "
       "reaches it; say which of its {} addresses is meant (--local-addr)",
       endpoint.text(), found.front().host(), others.size()));
+}
+
+// A name may have addresses in several networks, one of which the others cannot reach.
+std::string remark_on_several(const Endpoint& endpoint, const std::vector<Address>& found,
+                              const Address& chosen) {
+  std::vector<std::string> own;
+  for (const Address& one : found) {
+    const bool is_alike = one.storage.ss_family == chosen.storage.ss_family && is_own(one);
+    if (is_alike && !one.is_loopback()) own.push_back(one.host());
+  }
+  if (own.size() < 2) return "";
+  return fmt::format(
+      "the host '{}' has several addresses ({}): the coordinator listens at {} only; where the "
+      "others cannot reach that, give --rdzv-endpoint an address, or --local-addr here",
+      endpoint.host, fmt::join(own, ", "), chosen.host());
 }
 
 Address given_address(const std::string& text) {
@@ -113,7 +172,9 @@ Endpoint meeting_place(const Rendezvous& rendezvous) {
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
   const Endpoint endpoint = meeting_place(rendezvous);
   Meeting meeting{.coordinator = endpoint.text()};
-  const auto found = resolve_in_time(endpoint, rendezvous, session, meeting.signal);
+  Patience patience(rendezvous, session);
+  const auto found = resolve_in_time(endpoint, rendezvous, patience);
+  meeting.signal = patience.signal();
   if (meeting.signal) return meeting;
   const bool must = rendezvous.is_host.value_or(rendezvous.node_rank == 0);
   const bool may = rendezvous.is_host || rendezvous.node_rank
@@ -123,7 +184,9 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
     const Address wanted = rendezvous.local_addr.empty()
                                ? address_of_coordinator(endpoint, found)
                                : given_address(rendezvous.local_addr).with_port(endpoint.port);
-    auto socket = listen_at(wanted, SOCK_NONBLOCK);
+    auto socket = listen_in_time(wanted, patience);
+    meeting.signal = patience.signal();
+    if (meeting.signal) return meeting;
     if (!socket && (must || errno != EADDRINUSE)) {
       throw ConfigError(
           fmt::format("[run] cannot listen at {}:{}, where the launchers are to meet: {}",
@@ -135,6 +198,9 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
       meeting.own = local_address(socket->get());
       meeting.socket = std::move(*socket);
       meeting.coordinator = Endpoint{meeting.own.host(), meeting.own.port()}.text();
+      const std::string remark =
+          rendezvous.local_addr.empty() ? remark_on_several(endpoint, found, meeting.own) : "";
+      if (!remark.empty()) session.output.say(remark);
       session.tell("listening at " + meeting.coordinator + ": this launcher is the coordinator");
       return meeting;
     }
@@ -142,9 +208,9 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
   }
   std::optional<Address> own;
   if (!rendezvous.local_addr.empty()) own = given_address(rendezvous.local_addr);
-  for (const Address& one : found) {
-    if (!own) own = source_towards(one);
-  }
+  if (!own) own = source_in_time(found, patience);
+  meeting.signal = patience.signal();
+  if (meeting.signal) return meeting;
   if (!own) {
     throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: {} cannot be reached from here: {}",
                                   endpoint.text(), found.front().host(), std::strerror(errno)));

@@ -25,8 +25,9 @@ struct Meeting {
 Endpoint meeting_place(const Rendezvous& rendezvous);
 
 // Finds out whether this launcher is the coordinator, and listens if it is. Waits for the
-// endpoint's name to be known, such as a Kubernetes pod's is only after a while: no longer than the
-// join timeout. Throws ConfigError when it cannot be.
+// endpoint's name to be known, such as a Kubernetes pod's is only after a while, for a route to it,
+// and for an own address that is new: no longer than the join timeout. Throws ConfigError when it
+// cannot be.
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session);
 
 }  // namespace lockstep::launch

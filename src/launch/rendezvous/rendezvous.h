@@ -53,6 +53,10 @@ struct Rendezvous {
   void set_conf(std::string_view text);
 };
 
+// What to say of a launcher without flags of several hosts in a shell of a Slurm job that has
+// several nodes, such as its batch script, where srun has not started it; else empty.
+std::string remark_on_slurm();
+
 // As run(), on this host and with the launchers of others; on every host the root cause of a
 // failure is named, and the exit status is its rank's. The token of the job comes from
 // LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE.

@@ -1,7 +1,10 @@
 // What ranks leave behind when they end well, what the launcher has not started itself, and ranks
 // that do not come to an end.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 
 #include <csignal>
 #include <filesystem>
@@ -46,6 +49,18 @@ TEST(Leftover, ThatTheLauncherHadBeforeIsLeftAlone) {
     EXPECT_FALSE(before.everybody_left(std::chrono::milliseconds(0)));
     EXPECT_THAT(result.err, Not(HasSubstr("sleep (pid")));
   }
+}
+
+TEST(Leftover, ThatADebuggerHoldsIsNamedWithIt) {
+  Job job({"run", "--grace=0.1", "sh", "-c", "echo $$; exec sleep 1000"});
+  ASSERT_TRUE(job.await("\n"));
+  const pid_t rank = std::stoi(job.out());
+  ASSERT_EQ(ptrace(PTRACE_SEIZE, rank, nullptr, nullptr), 0);
+  kill(job.pid(), SIGTERM);
+  EXPECT_THAT(job.wait().err, HasSubstr(fmt::format("process {} (state Z) does not end after "
+                                                    "SIGKILL: process {}, a debugger",
+                                                    rank, getpid())));
+  while (waitpid(rank, nullptr, __WALL) > 0) continue;
 }
 
 TEST(StoppedRank, IsNamedWhenTheOthersHaveEnded) {

@@ -70,6 +70,21 @@ TEST_F(SlurmTest, ASingleTaskIsAnOrdinaryLauncher) {
   EXPECT_FALSE(found().has_value());
 }
 
+TEST_F(SlurmTest, ABatchScriptOfSeveralNodesIsToldThatItStartsOnOne) {
+  const auto remark = [&] {
+    found();
+    return remark_on_slurm();
+  };
+  EXPECT_EQ(remark(), "");  // in a step
+  variables_["SLURM_JOB_NUM_NODES"] = "2";
+  EXPECT_EQ(remark(), "");
+  variables_["SLURM_STEP_ID"] = "";
+  EXPECT_THAT(remark(), HasSubstr("Slurm job 77, which has 2 nodes: all ranks start on this one; "
+                                  "write srun --ntasks-per-node=1 lockstep run"));
+  variables_["SLURM_JOB_NUM_NODES"] = "1";
+  EXPECT_EQ(remark(), "");
+}
+
 TEST_F(SlurmTest, WhatAnInnerLauncherHasStartedIsNoTask) {
   variables_["OMPI_COMM_WORLD_RANK"] = "0";
   EXPECT_FALSE(found().has_value());

@@ -33,6 +33,24 @@ TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
 }
 
+TEST(OpenFiles, ThatLackForSharedMemoryAreNamedWithTheLimit) {
+  const Result result =
+      run_script(2, "true", {.refused_calls = {SYS_memfd_create}, .refusal = EMFILE});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("no descriptor is left: raise `ulimit -n`"));
+}
+
+TEST(AddressSpace, ThatIsTooSmallForALibraryIsNotCalledAMissingOne) {
+  for (const auto& [said, hint] :
+       {std::pair("libx.so: failed to map segment from shared object", "`ulimit -v`"),
+        std::pair("cannot create shared object descriptor: Cannot allocate memory", "`ulimit -v`"),
+        std::pair("libx.so: cannot open shared object file", "was not found")}) {
+    const Result result = run_script(2, "echo " + std::string(said) + " >&2; exit 127");
+    EXPECT_EQ(result.exit_code, 127);
+    EXPECT_THAT(result.err, ::testing::ContainsRegex("hint: .*" + std::string(hint)));
+  }
+}
+
 TEST(ProcessorTime, ThatIsUsedUpIsNamedAsTheCause) {
   const test::Folder folder(test::Folder::On::Disk);
   const auto said = [&](const std::string& limit) {

@@ -178,6 +178,22 @@ TEST(WaitingLauncher, ASpareSaysThatItIsOneAndWhoseItsPlaceWas) {
               Contains(ContainsRegex("restart 1 of 1, now; host[0-9] in place of")));
 }
 
+TEST(WaitingLauncher, OfAJobThatEndsWithoutItSaysSo) {
+  Scenario scenario;
+  scenario.hosts = 3;
+  scenario.job_spec = {2, 2, 0};
+  scenario.chaos_until = ms(1);
+  Simulation simulation(scenario, 11);
+  EXPECT_THAT(simulation.run(ms(1'000'000)), IsEmpty());
+  std::vector<std::string> said;
+  for (const auto& [number, end] : simulation.ends) {
+    EXPECT_EQ(end.status, 0);
+    said.push_back(end.why);
+  }
+  EXPECT_THAT(said, ::testing::UnorderedElementsAre(
+                        "", "", "the job has ended; this launcher ran none of its last ranks"));
+}
+
 const std::map<std::string, std::string> kToken = {{"LOCKSTEP_TOKEN", "0123456789abcdef"}};
 
 TEST(WaitingLauncher, SaysWhomItWaitsFor) {

@@ -53,6 +53,10 @@ std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const
   const bool given = standalone_ || nodes_ != kNoNodes || !endpoint_.empty() ||
                      !master_addr_.empty() || node_rank_ >= 0;
   const auto by_slurm = given ? std::nullopt : launch::Rendezvous::from_slurm();
+  if (!given && !by_slurm) {
+    const std::string remark = launch::remark_on_slurm();
+    if (!remark.empty()) fmt::print(stderr, "lockstep: {}\n", remark);
+  }
   auto rendezvous = by_slurm.value_or(launch::Rendezvous{});
   if (!by_slurm) rendezvous.set_nodes(nodes_);
   if (standalone_ && rendezvous.max_nodes > 1) {

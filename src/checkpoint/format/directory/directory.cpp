@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "checkpoint/format/directory/folder_lock.h"
@@ -62,10 +63,25 @@ Listing list_checkpoints(const std::string& directory, FileSystem& files) {
   return listing;
 }
 
+bool is_there(const std::string& directory, FileSystem& files) {
+  if (files.list(directory)) return true;
+  if (errno != ENOENT) throw_system_error(directory, "cannot be listed");
+  // A run would begin anew where the file system of its checkpoints is not mounted.
+  for (std::filesystem::path part = directory; part.has_relative_path();
+       part = part.parent_path()) {
+    std::error_code is_no_link, ignored;
+    const auto target = std::filesystem::read_symlink(part, is_no_link);
+    if (is_no_link || std::filesystem::exists(part, ignored)) continue;
+    throw CheckpointError(
+        fmt::format("[checkpoint] {} is a symbolic link to {}, which is not there: is its file "
+                    "system mounted?",
+                    part.string(), target.string()));
+  }
+  return false;
+}
+
 std::optional<std::string> newest_checkpoint(const std::string& directory, FileSystem& files) {
-  const auto names = files.list(directory);
-  if (!names && errno == ENOENT) return std::nullopt;
-  if (!names) throw_system_error(directory, "cannot be listed");
+  if (!is_there(directory, files)) return std::nullopt;
   const Listing listing = list_checkpoints(directory, files);
   if (!listing.unreadable.empty() && !names_a_readable_one(directory, listing, files)) {
     // It may be the newest. Reading it says what is wrong.

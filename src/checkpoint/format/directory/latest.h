@@ -11,6 +11,10 @@
 
 namespace lockstep::checkpoint {
 
+// Whether there is such a directory. Throws CheckpointError when it cannot be listed, or a symbolic
+// link on the way to it leads nowhere.
+bool is_there(const std::string& directory, FileSystem& files);
+
 // The path of a checkpoint's manifest.
 std::string manifest_path(const std::string& directory, const std::string& name);
 

@@ -227,7 +227,7 @@ void Network::listen_again_when_due() {
 }
 
 void Network::read(Connection& connection) {
-  std::array<char, 1 << 16> buffer;
+  std::array<char, 1 << 14> buffer;  // the stack may be small (ulimit -s)
   while (!connection.over && !connection.closing) {
     const ssize_t got = recv(connection.socket.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;

@@ -98,7 +98,12 @@ void Node::follow(const Message& message, Time now) {
       report_ready(now);
     }
   } else if (const auto* end_of_job = std::get_if<End>(&message)) {
-    end(end_of_job->status, end_of_job->why, now);
+    // A spare, or a host that came after a notice of preemption.
+    const bool is_outside = !seated_ && end_of_job->status == 0 && end_of_job->why.empty();
+    end(end_of_job->status,
+        is_outside ? "the job has ended; this launcher ran none of its last ranks"
+                   : end_of_job->why,
+        now);
   } else if (const auto* wait = std::get_if<Wait>(&message)) {
     if (ranks_ || done_) return;
     quiet_until_.reset();
