@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "lockstep/parallel/call.h"
+#include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/zero_optimizer.h"
@@ -104,6 +105,21 @@ TEST(InferenceModeHeld, ZeroOptimizer) {
                    zero<torch::optim::Adam>(torch::optim::AdamOptions(1e-2)));
     }
     train(ddp, net, *adam, world.rank());
+    return net.parameters();
+  });
+}
+
+TEST(InferenceModeHeld, BroadcastOptimizer) {
+  expect_alike([](World& world, bool held) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    torch::optim::Adam adam(net.parameters(), 1e-2);
+    train(ddp, net, adam, world.rank());
+    {
+      const c10::InferenceMode mode(held);
+      broadcast_optimizer(adam, world.group());
+    }
+    train(ddp, net, adam, world.rank());
     return net.parameters();
   });
 }
