@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/types.h>
@@ -129,6 +130,7 @@ void Restore::compare() {
       saved.tensors[alias] = {scalar_type_of(tensor.dtype), tensor.sizes};
     }
     add_own(prefix, saved);
+    const c10::InferenceMode normal(false);  // the states that are made here are trained outside
     Wanted wanted{object.get(), object->destination(saved, names),
                   !saved.tensors.empty() || !saved.values.empty()};
     compare(prefix, wanted);

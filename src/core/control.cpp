@@ -35,6 +35,11 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEA
 
 }  // namespace
 
+bool is_launchers_rank() {
+  const auto port = env_text("LOCKSTEP_MASTER_PORT");
+  return !port || port == env_text("MASTER_PORT");
+}
+
 struct Control::Segment {
   uint64_t magic;
   uint32_t local_ranks;
@@ -80,7 +85,7 @@ Control Control::create(int local_ranks) {
 
 std::optional<Control> Control::from_env() {
   const auto number = env_int(kVariable, 0, std::numeric_limits<int>::max());
-  if (!number) return std::nullopt;
+  if (!number || !is_launchers_rank()) return std::nullopt;
   const int fd = static_cast<int>(*number);
   const auto refuse = [fd](std::string_view reason) {
     return ConfigError(fmt::format(

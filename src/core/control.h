@@ -13,6 +13,10 @@ namespace lockstep {
 // SIGKILL".
 std::string describe_exit(int wait_status);
 
+// Whether the launcher's segments are this process's to use. Ranks that a rank of it has started,
+// of a job of their own, inherit its variables, and have a MASTER_PORT of their own.
+bool is_launchers_rank();
+
 // A sealed memfd: the creator's mapping is the only one that can ever be written, and its size is
 // fixed, so no rank can forge, damage or truncate it. Safe to use from any number of threads and
 // processes; a moved-from Control must only be destroyed.
@@ -25,8 +29,9 @@ class Control {
   // is close-on-exec and belongs to the object. Throws ConfigError, Error when the system refuses.
   static Control create(int local_ranks);
 
-  // A rank's side, read-only; nothing when kVariable is unset. The inherited descriptor stays open
-  // and is not owned. Throws ConfigError when it is not a control segment.
+  // A rank's side, read-only; nothing when kVariable is unset or !is_launchers_rank(). The
+  // inherited descriptor stays open and is not owned. Throws ConfigError when it is not a control
+  // segment.
   static std::optional<Control> from_env();
 
   Control(Control&& other) noexcept;

@@ -25,8 +25,9 @@ namespace {
 
 using testing::HasSubstr;
 
+// `held`: restored by a program that holds InferenceMode, and trains outside of it.
 template <class Kind, class Options>
-void expect_same_optimizer(Options options) {
+void expect_same_optimizer(Options options, bool held) {
   const Folder folder;
   Everything net, expected;
   Kind kind(net.trained(), options), other(expected.trained(), options);
@@ -36,7 +37,10 @@ void expect_same_optimizer(Options options) {
   train(net, kind, 2);
   checkpoints.save(2);
   train(net, kind, 3);
-  checkpoints.restore_latest();
+  {
+    const c10::InferenceMode mode(held);
+    checkpoints.restore_latest();
+  }
   train(expected, other, 2);
   train(net, kind, 2);
   train(expected, other, 2);
@@ -45,10 +49,12 @@ void expect_same_optimizer(Options options) {
 
 TEST(Stateful, EveryOptimizerGoesOnAsIfNothingHadBeen) {
   isolated([] {
-    expect_same_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
-    expect_same_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
-    expect_same_optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
-    expect_same_optimizer<FusedAdam>(torch::optim::AdamOptions(0.1));
+    for (const bool held : {false, true}) {
+      expect_same_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9), held);
+      expect_same_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1), held);
+      expect_same_optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1), held);
+      expect_same_optimizer<FusedAdam>(torch::optim::AdamOptions(0.1), held);
+    }
   });
 }
 

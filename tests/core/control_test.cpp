@@ -69,6 +69,19 @@ TEST_F(ControlTest, ARankSeesWhatTheLauncherRecords) {
   EXPECT_EQ(rank.fate(2), "was killed by SIGKILL");
 }
 
+TEST_F(ControlTest, ItIsNotThatOfARankThatARankHasStarted) {
+  const Control launcher = Control::create(1);
+  setenv(Control::kVariable, std::to_string(launcher.fd()).c_str(), 1);
+  setenv("LOCKSTEP_MASTER_PORT", "29500", 1);
+  for (const char* port : {"29500", "29501"}) {
+    setenv("MASTER_PORT", port, 1);
+    EXPECT_EQ(Control::from_env().has_value(), port == std::string("29500"));
+  }
+  unsetenv("LOCKSTEP_MASTER_PORT");
+  EXPECT_TRUE(Control::from_env());  // another launcher's, or an older one's
+  unsetenv("MASTER_PORT");
+}
+
 TEST_F(ControlTest, AStatusOfZeroIsAnEnd) {
   Control launcher = Control::create(1);
   launcher.record_exit(0, 0);

@@ -217,6 +217,14 @@ TEST_F(PlaceTest, OneNodeOfSlurmMeetsOnLoopback) {
   EXPECT_EQ(place_from_env().host, "127.0.0.1");
 }
 
+TEST_F(PlaceTest, OneMpiProcessNeedsNoLocalNumbers) {
+  set({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}});
+  EXPECT_EQ(place_from_env().size, 1);
+  EXPECT_EQ(place_from_env().local_rank, 0);
+  set({{"OMPI_COMM_WORLD_SIZE", "2"}});
+  expect_refused("OMPI_COMM_WORLD_LOCAL_RANK is not");
+}
+
 TEST_F(PlaceTest, OpenMpiOnOneHost) {
   set(open_mpi(1, 1, 4));
   const Place place = place_from_env();

@@ -253,6 +253,14 @@ int watch() {
   return 1;
 }
 
+// `test_launch rank headless`: its main thread ends, and another reads until its stdin ends.
+int headless() {
+  std::thread([] {
+    while (std::getchar() != EOF) continue;
+  }).detach();
+  pthread_exit(nullptr);
+}
+
 // `test_launch rank preempted`: works until it is told to save, and then ends well. `requeued`:
 // asks to be started again; rank 1 ends after rank 0 and without a signal, as one that hears of it
 // from that.
@@ -383,6 +391,7 @@ int main(int argc, char** argv) {
     if (mode == "overflow") return lockstep::launch::testing::overflow();
     if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
+    if (mode == "headless") return lockstep::launch::testing::headless();
     if (mode == "preempted" || mode == "requeued") {
       return lockstep::launch::testing::preempted(mode == "requeued");
     }

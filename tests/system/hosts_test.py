@@ -358,12 +358,15 @@ def test_a_signal_to_one_launcher_ends_all(folder):
 
 def test_a_second_interrupt_kills_the_ranks_of_all_hosts(folder):
     with Hosts(folder, 2) as hosts:
-        launchers = both(hosts, "trap '' TERM INT; echo ready; while :; do sleep 1000; done", "--grace", 600)
+        # Asked is said more than 0.2 s after the first: a second one before is the same press.
+        rank = "trap '' TERM; trap 'sleep 0.6; echo asked' INT; echo ready; while :; do sleep 1000; done"
+        launchers = both(hosts, rank, "--grace", 600)
         for launcher in launchers:
             launcher.await_text("ready", 2)
         start = time.monotonic()
         hosts.on(2, "pkill", "-INT", "-x", "lockstep")
         launchers[1].await_text("SIGINT: asking 2 ranks to stop")
+        launchers[1].await_text("asked", 2)
         hosts.on(2, "pkill", "-INT", "-x", "lockstep")
         expect_over(start, launchers, "two interrupts")
         for launcher in launchers:

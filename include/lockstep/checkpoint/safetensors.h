@@ -64,7 +64,8 @@ class Safetensors {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   // Valid as long as this.
   std::string_view bytes(const FileTensor& tensor) const {
-    return file_.bytes().substr(tensor.begin, tensor.end - tensor.begin);
+    return file_.bytes().substr(static_cast<size_t>(tensor.begin),
+                                static_cast<size_t>(tensor.end - tensor.begin));
   }
   // The whole file.
   std::string_view all_bytes() const { return file_.bytes(); }

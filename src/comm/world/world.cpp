@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "comm/store/keys.h"
 #include "comm/world/connect.h"
 #include "comm/world/rendezvous.h"
+#include "core/network/address.h"
 #include "core/process/descriptors.h"
 #include "core/security/token.h"
 #include "lockstep/core/environment.h"
@@ -60,6 +62,14 @@ DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
   return on_gpu ? DeviceKind::Cuda : asked;
 }
 
+// Ranks that a rank starts, with a port of their own, inherit the variable.
+bool listens_at(int fd, int port) {
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0 &&
+         local_address(fd).port() == port;
+}
+
 // The store, under keys that belong to this attempt of the job and this world of the process.
 Store meet_at_store(const Place& place, const WorldOptions& world) {
   StoreOptions options{.host = place.host,
@@ -74,9 +84,10 @@ Store meet_at_store(const Place& place, const WorldOptions& world) {
   static bool took_socket = false;
   if (options.server && !took_socket) {
     const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
-    if (fd) options.listen_fd = static_cast<int>(*fd);
+    if (fd && listens_at(static_cast<int>(*fd), place.port))
+      options.listen_fd = static_cast<int>(*fd);
     if (place.listen_fd >= 0) options.listen_fd = place.listen_fd;
-    took_socket = true;
+    took_socket = options.listen_fd.has_value();
   }
   survive_broken_connections();
   return Store::connect(options);

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <typeinfo>
 
+#include "core/control.h"
 #include "core/flight/block.h"
 #include "core/flight/recording.h"
 #include "core/process/own_process.h"
@@ -48,7 +49,7 @@ Block* block() noexcept;
 Block* find_block() noexcept try {
   const auto fd = env_int(kVariable, 3, std::numeric_limits<int>::max());
   const auto rank = env_int("LOCAL_RANK", 0, 1 << 16);
-  if (!fd || !rank) return nullptr;
+  if (!fd || !rank || !is_launchers_rank()) return nullptr;
   struct stat status {};
   const off_t offset = static_cast<off_t>(*rank) * static_cast<off_t>(kBlockBytes);
   if (fstat(static_cast<int>(*fd), &status) != 0 ||
@@ -84,7 +85,7 @@ Block* block() noexcept {
 // at all: torchrun cannot read half of one.
 void write_error_file(std::string_view text) {
   const auto path = env_text("TORCHELASTIC_ERROR_FILE");
-  if (!path) return;
+  if (!path || !is_launchers_rank()) return;
   const nlohmann::json error = {
       {"message",
        {{"message", text},

@@ -31,16 +31,23 @@ Place checked(Place place) {
   return place;
 }
 
+// One process alone needs none of these.
+int local(const char* name, int alone, int size, const char* because, int low) {
+  if (size == 1 && !env_text(name)) return alone;
+  return required(name, because, low, kMostRanks);
+}
+
 Place from_open_mpi() {
   constexpr const char* kRank = "OMPI_COMM_WORLD_RANK";
   // The id of the mpirun process and of the job within it.
   const std::string id =
       env_text("PMIX_NAMESPACE")
           .value_or(env_text("OMPI_MCA_orte_hnp_uri").value_or("").substr(0, 24));
+  const int size = required("OMPI_COMM_WORLD_SIZE", kRank, 1, kMostRanks);
   return checked({.rank = required(kRank, "OMPI_COMM_WORLD_SIZE", 0, kMostRanks),
-                  .size = required("OMPI_COMM_WORLD_SIZE", kRank, 1, kMostRanks),
-                  .local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", kRank, 0, kMostRanks),
-                  .local_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", kRank, 1, kMostRanks),
+                  .size = size,
+                  .local_rank = local("OMPI_COMM_WORLD_LOCAL_RANK", 0, size, kRank, 0),
+                  .local_size = local("OMPI_COMM_WORLD_LOCAL_SIZE", 1, size, kRank, 1),
                   .port = id.empty() ? 0 : port_of(id),
                   .source = "Open MPI",
                   .job = "mpi-" + id});
@@ -60,10 +67,11 @@ Place from_mpich() {
 Place from_mvapich() {
   constexpr const char* kRank = "MV2_COMM_WORLD_RANK";
   const std::string id = std::to_string(getppid());
+  const int size = required("MV2_COMM_WORLD_SIZE", kRank, 1, kMostRanks);
   return checked({.rank = required(kRank, "MV2_COMM_WORLD_SIZE", 0, kMostRanks),
-                  .size = required("MV2_COMM_WORLD_SIZE", kRank, 1, kMostRanks),
-                  .local_rank = required("MV2_COMM_WORLD_LOCAL_RANK", kRank, 0, kMostRanks),
-                  .local_size = required("MV2_COMM_WORLD_LOCAL_SIZE", kRank, 1, kMostRanks),
+                  .size = size,
+                  .local_rank = local("MV2_COMM_WORLD_LOCAL_RANK", 0, size, kRank, 0),
+                  .local_size = local("MV2_COMM_WORLD_LOCAL_SIZE", 1, size, kRank, 1),
                   .port = port_of("mvapich-" + id),
                   .source = "MVAPICH",
                   .job = "mpi-" + id});

@@ -3,18 +3,25 @@
 #include <cinttypes>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 namespace lockstep {
 
 bool ProcessStat::is_ending() const {
   constexpr uint32_t kExiting = 0x4;  // PF_EXITING
   constexpr uint32_t kKilled = 1u << (SIGKILL - 1);
+  if (has_lost_main) return false;
   return state == 'Z' || state == 'X' || (flags & kExiting) != 0 || (pending & kKilled) != 0;
 }
 
-std::optional<ProcessStat> process_stat(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+namespace {
+
+// Of a process or a thread.
+std::optional<ProcessStat> stat_in(const std::string& folder, pid_t pid) {
+  std::ifstream file(folder + std::to_string(pid) + "/stat");
   std::string text;
   std::getline(file, text, '\0');
   // "12 (name) S 1 12 ...": the name may hold ')', too. The flags are field 9, the start is 22,
@@ -30,6 +37,25 @@ std::optional<ProcessStat> process_stat(pid_t pid) {
                   &stat.pending) != 6) {
     return std::nullopt;
   }
+  return stat;
+}
+
+bool any_thread_runs(pid_t pid) {
+  const std::string folder = "/proc/" + std::to_string(pid) + "/task/";
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    const auto thread = stat_in(folder, std::atoi(at->path().filename().c_str()));
+    if (thread && !thread->is_ending()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<ProcessStat> process_stat(pid_t pid) {
+  auto stat = stat_in("/proc/", pid);
+  if (stat && stat->state == 'Z') stat->has_lost_main = any_thread_runs(pid);
   return stat;
 }
 

@@ -18,6 +18,8 @@ struct ProcessStat {
   pid_t parent = 0;
   pid_t group = 0;
   uint64_t start = 0;  // with the pid it identifies one process
+  // The state is 'Z', but of the main thread alone (pthread_exit() of main): others still run.
+  bool has_lost_main = false;
 
   // By SIGSTOP, or by a debugger.
   bool is_stopped() const { return state == 'T' || state == 't'; }

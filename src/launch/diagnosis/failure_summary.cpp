@@ -202,6 +202,8 @@ std::string story(const RankEnd& end) {
       return what + " when the launcher asked for it";
     case Push::Killed:
       return "did not stop in time, killed by the launcher";
+    case Push::Interrupted:
+      return "killed at Ctrl-C, before the time to stop was over";
   }
   return what;
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "launch/process/descendants.h"
+
 namespace lockstep::launch {
 namespace {
 
@@ -19,12 +21,13 @@ size_t index_of(flight::Activity activity) { return static_cast<size_t>(activity
 
 std::string whereabouts(const Seen& seen, uint64_t now_ns) {
   std::string text = seen.log.where(now_ns);
-  const char* state = seen.is_stopped()   ? "stopped, by SIGSTOP or a debugger"
-                      : seen.state == 'D' ? "in an uninterruptible wait"
-                                          : nullptr;
+  const char* state = seen.is_stopped()   ? "its process was stopped, by SIGSTOP or a debugger"
+                      : seen.state == 'D' ? "its process was in an uninterruptible wait"
+                      : seen.state == kLostMain ? "its main thread has ended, other threads run"
+                                                : nullptr;
   if (state == nullptr) return text;
   if (text.empty()) text = kNowhere;
-  return fmt::format("{} (its process was {})", text, state);
+  return fmt::format("{} ({})", text, state);
 }
 
 std::optional<int64_t> out_of_memory_kills() {

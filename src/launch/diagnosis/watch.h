@@ -16,7 +16,7 @@ namespace lockstep::launch {
 struct Seen {
   int rank = 0;  // of the world
   flight::Log log = {};
-  char state = '?';  // of its process, as in /proc/PID/stat; 'Z' when it has ended
+  char state = '?';  // of its process, process_state(); 'Z' when it has ended
   pid_t pid = 0;     // while it runs
 
   bool is_stopped() const { return state == 'T' || state == 't'; }

@@ -16,7 +16,12 @@
 namespace lockstep::launch {
 
 // What the launcher had done to a rank before it ended.
-enum class Push { None, Asked, Killed };
+enum class Push {
+  None,
+  Asked,
+  Killed,
+  Interrupted,  // killed at Ctrl-C, before the time to stop was over
+};
 
 struct RankEnd {
   int rank = 0;  // of the world

@@ -115,7 +115,7 @@ void WorkerGroup::attend_outside() {
   if (order->signal == SIGKILL) {
     if (phase_ == Phase::Running) outcome_.outside = order->why;
     if (phase_ != Phase::Killing) output_.say(order->why);
-    return kill_all();
+    return kill_all(Push::Interrupted);
   }
   if (phase_ == Phase::Stopping && order->signal == 0) {
     // Other launchers expect the ranks to end within the time after a failure, though a signal
@@ -149,7 +149,8 @@ void WorkerGroup::stop(int signal, Clock::duration limit) {
   }
 }
 
-void WorkerGroup::kill_all() {
+void WorkerGroup::kill_all(Push push) {
+  if (phase_ != Phase::Killing) killed_by_ = push;
   enter(Phase::Killing, kKillRound);
   signal_ranks(SIGKILL);
   signal_rest(descendants(), SIGKILL);
@@ -199,7 +200,7 @@ void WorkerGroup::on_signal(int signal) {
   } else {
     // The ranks are being stopped already; what the signal changes is that none are started again.
     if (is_first) output_.say(fmt::format("{}: no rank is started again", signal_name(signal)));
-    if (signal == SIGINT) kill_all();
+    if (signal == SIGINT) kill_all(Push::Interrupted);
   }
   if (outside_ == nullptr) return;
   if (is_first) outside_->on_signal(signal);
@@ -242,7 +243,7 @@ void WorkerGroup::record(pid_t pid, int wait_status) {
   const Running& ended = node.mapped();
   const int local_rank = ended.local_rank;
   control_.record_exit(local_rank, wait_status);
-  const Push push = phase_ == Phase::Killing    ? Push::Killed
+  const Push push = phase_ == Phase::Killing    ? killed_by_
                     : phase_ == Phase::Stopping ? Push::Asked
                                                 : Push::None;
   outcome_.ends.push_back({.rank = first_rank_ + local_rank,
@@ -275,9 +276,9 @@ void WorkerGroup::on_deadline() {
       return stop(SIGTERM, options_.grace.value_or(kGraceAfterSignal));
     case Phase::Stopping:
       if (has_leftovers_) say_of_leftovers("killed, since they do not stop");
-      return kill_all();
+      return kill_all(Push::Killed);
     case Phase::Killing:
-      if (++kill_rounds_ < kKillRounds) return kill_all();
+      if (++kill_rounds_ < kKillRounds) return kill_all(Push::Killed);
       for (const ProcessStat& process : descendants()) {
         const pid_t tracer = tracer_of(process.pid);
         output_.say(fmt::format(

@@ -53,7 +53,7 @@ class WorkerGroup {
 
   void enter(Phase phase, Clock::duration limit);
   void stop(int signal, Clock::duration limit);
-  void kill_all();
+  void kill_all(Push push);
   void signal_ranks(int signal) const;
   void signal_rest(const std::vector<ProcessStat>& all, int signal) const;
 
@@ -87,6 +87,7 @@ class WorkerGroup {
   std::map<pid_t, Running> running_;
   Outcome outcome_;
   const std::optional<int64_t> out_of_memory_before_ = out_of_memory_kills();
+  Push killed_by_ = Push::Killed;
   int kill_rounds_ = 0;
   Clock::time_point next_look_ = Clock::now();
   bool has_leftovers_ =

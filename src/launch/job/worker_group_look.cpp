@@ -78,7 +78,7 @@ void WorkerGroup::say_of_leftovers(std::string_view what) {
   std::vector<std::string> names;
   size_t more = 0;
   for (const ProcessStat& process : descendants()) {
-    if (process.state == 'Z') continue;
+    if (process.state == 'Z' && !process.has_lost_main) continue;
     if (names.size() < kMost) {
       names.push_back(fmt::format("{} (pid {})", process.name, process.pid));
     } else {

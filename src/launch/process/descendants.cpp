@@ -52,7 +52,8 @@ std::vector<ProcessStat> descendants() {
 
 char process_state(pid_t pid) {
   const auto stat = process_stat(pid);
-  return stat ? stat->state : 'Z';
+  if (!stat) return 'Z';
+  return stat->has_lost_main ? kLostMain : stat->state;
 }
 
 }  // namespace lockstep::launch

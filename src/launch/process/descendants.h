@@ -21,7 +21,10 @@ void leave_out(pid_t pid);
 // All that are there now: the children that a shell has left us with its exec.
 void leave_out_present();
 
-// As ProcessStat::state; 'Z' when there is no such process.
+// A state beside the kernel's: ProcessStat::has_lost_main.
+constexpr char kLostMain = 'M';
+
+// As ProcessStat::state, or kLostMain; 'Z' when there is no such process.
 char process_state(pid_t pid);
 
 }  // namespace lockstep::launch

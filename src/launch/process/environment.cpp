@@ -16,10 +16,12 @@ namespace {
 
 // An outer launcher's, which would be wrong here: with its store rank 0 would not listen, its error
 // file is its own. And the job's token, which ranks do not need.
-constexpr std::array<std::string_view, 9> kStale = {
-    "LOCKSTEP_COLUMNS",    "LOCKSTEP_CONTROL_FD",     "LOCKSTEP_FLIGHT_FD",
-    "LOCKSTEP_JOB_KEY",    "LOCKSTEP_STORE_FD",       "LOCKSTEP_TOKEN",
-    "LOCKSTEP_TOKEN_FILE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"};
+constexpr std::array<std::string_view, 10> kStale = {
+    "LOCKSTEP_COLUMNS",        "LOCKSTEP_CONTROL_FD",
+    "LOCKSTEP_FLIGHT_FD",      "LOCKSTEP_JOB_KEY",
+    "LOCKSTEP_MASTER_PORT",    "LOCKSTEP_STORE_FD",
+    "LOCKSTEP_TOKEN",          "LOCKSTEP_TOKEN_FILE",
+    "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"};
 
 }  // namespace
 
@@ -38,6 +40,7 @@ Variables rank_variables(const Options& options, const Plan& plan, int local) {
       {"LOCAL_WORLD_SIZE", std::to_string(plan.local_ranks)},
       {"MASTER_ADDR", plan.master_addr},
       {"MASTER_PORT", std::to_string(plan.master_port)},
+      {"LOCKSTEP_MASTER_PORT", std::to_string(plan.master_port)},
       {"GROUP_RANK", std::to_string(plan.node_rank)},
       {"GROUP_WORLD_SIZE", std::to_string(plan.nodes)},
       {"ROLE_NAME", options.role},

@@ -9,6 +9,16 @@
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+// The terminal sends SIGINT to each process of the foreground group, and timeout(1) and other
+// wrappers among them pass theirs on: the launcher gets two within a millisecond. Nobody presses
+// Ctrl-C twice on purpose this fast.
+constexpr auto kOnePress = 200ms;
+
+}  // namespace
 
 std::string signal_name(int number) {
   const char* name = sigabbrev_np(number);
@@ -42,8 +52,14 @@ Signals::Signals() {
 
 std::optional<int> Signals::next() {
   signalfd_siginfo info;
-  if (read(fd_.get(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
-  return static_cast<int>(info.ssi_signo);
+  while (read(fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    if (info.ssi_signo != SIGINT) return static_cast<int>(info.ssi_signo);
+    const auto now = Clock::now();
+    if (pressed_ && now - *pressed_ < kOnePress) continue;
+    pressed_ = now;
+    return SIGINT;
+  }
+  return std::nullopt;
 }
 
 void Signals::restore() const {

@@ -1,6 +1,7 @@
 // The signals that reach a launcher, as readable events.
 #pragma once
 
+#include <chrono>
 #include <csignal>
 #include <optional>
 #include <string>
@@ -14,7 +15,8 @@ std::string signal_name(int number);
 
 // While it lives, the signals that stop or tell a job are read from fd() and do nothing else, and
 // writing to a closed pipe, or beyond RLIMIT_FSIZE, is an error and no signal. One that was ignored
-// when the launcher was started (nohup) stays ignored.
+// when the launcher was started (nohup) stays ignored. SIGINTs within 0.2 s are one: a
+// wrapper such as timeout(1) passes its own on.
 class Signals {
  public:
   Signals();
@@ -29,6 +31,9 @@ class Signals {
   void restore() const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  std::optional<Clock::time_point> pressed_;  // when the last SIGINT came that next() returned
   sigset_t mask_before_;
   struct sigaction pipe_before_, size_before_, child_before_;
   Fd fd_;

@@ -1,5 +1,6 @@
 #include "lockstep/parallel/ddp.h"
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -159,6 +160,7 @@ void Ddp::State::attach() {
 }
 
 Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
+  const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
   group.refuse_python_ranks("Ddp");
   check(options, group);
   materialize(module);
@@ -182,6 +184,7 @@ Ddp::~Ddp() = default;
 Ddp::Ddp(Ddp&&) noexcept = default;
 
 void Ddp::refresh() {
+  const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
   AttachedModule now(state_->module.module(), state_->module.notes());
   std::string complaint;
   if (state_->plan)

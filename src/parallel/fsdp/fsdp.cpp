@@ -1,6 +1,7 @@
 #include "lockstep/parallel/fsdp.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -13,8 +14,9 @@
 
 namespace lockstep::parallel {
 
-Fsdp::Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options)
-    : state_(std::make_shared<State>(module, group, std::move(options))) {
+Fsdp::Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options) {
+  const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
+  state_ = std::make_shared<State>(module, group, std::move(options));
   state_->attach();
   // What is drawn outside of lanes is drawn with the same values on all ranks.
   if (group.size() > 1 && !state_->lane_plan()) begin_rank_stream();

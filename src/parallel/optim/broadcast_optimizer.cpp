@@ -1,3 +1,4 @@
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/serialize/archive.h>
@@ -75,6 +76,7 @@ void together(const Group& group, std::string_view label, Step step) {
 }  // namespace
 
 void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group) {
+  const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
   if (group.size() == 1) return;
   group.refuse_python_ranks("broadcast_optimizer()");
   compare(optimizer, group);

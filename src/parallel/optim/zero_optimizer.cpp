@@ -1,5 +1,6 @@
 #include "lockstep/parallel/zero_optimizer.h"
 
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/optim/lbfgs.h>
@@ -236,6 +237,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
                              const Make& make, const ZeroOptions& options)
     : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
   group.refuse_python_ranks("ZeroOptimizer");
+  const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
   const at::NoGradGuard no_grad;
   parts_->group = group;
   parts_->parameters = listed_once(groups);

@@ -18,6 +18,7 @@
 
 #include "core/files/fd.h"
 #include "lockstep/core/error.h"
+#include "support/loopback.h"
 #include "support/spawn.h"
 
 namespace lockstep::comm {
@@ -118,6 +119,22 @@ TEST(World, KnowsItsPlace) {
     EXPECT_EQ(world.group().backend(), "shm");
     EXPECT_THAT(world.describe(), StartsWith("3 ranks on 1 host, shm, 1 thread each"));
   });
+}
+
+// A rank may start ranks of its own, which inherit its variables and its socket's number.
+TEST(World, OfAJobWithinARankMeetsAtItsOwnPort) {
+  for (const char* inherited : {"a socket at another port", "nothing"}) {
+    test::LoopbackSocket own;
+    own.fd.reset();
+    spawn_bare(2, [&](int rank) {
+      setenv("MASTER_PORT", std::to_string(own.port).c_str(), 1);
+      if (rank == 0 && inherited == std::string("nothing")) setenv("LOCKSTEP_STORE_FD", "3000", 1);
+      const World world = World::from_env({.timeout = 20s});
+      at::Tensor data = at::ones({1});
+      world.group().all_reduce(data).wait();
+      EXPECT_EQ(data.item<float>(), 2) << inherited;
+    });
+  }
 }
 
 TEST(World, ASecondOneMeetsTheSecondOnesOfTheOthers) {

@@ -51,6 +51,16 @@ TEST_F(Late, ARankAtWorkLongAfterAnotherHasEndedIsNamed) {
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;  // once
 }
 
+TEST_F(Late, ARankWhoseMainThreadAloneHasEndedIsNamed) {
+  const std::string self = fs::read_symlink("/proc/self/exe");
+  Job job(script_args(2, "test $RANK = 1 && exit 0; exec \"$SELF\" rank headless"),
+          {.environment = {{"SELF", self}, {"LOCKSTEP_LATE_RANKS", "1"}}});
+  ASSERT_TRUE(job.await_error(
+      "1 of 2 ranks of this host have exited with status 0; still running after 1 s: rank 0 (in no "
+      "collective so far (its main thread has ended, other threads run))"));
+  EXPECT_EQ(job.wait().exit_code, 0);  // its stdin ends
+}
+
 TEST_F(Late, AWrongTimeIsRefused) {
   const Result result = run_script(1, "true", {.environment = {{"LOCKSTEP_LATE_RANKS", "soon"}}});
   EXPECT_EQ(result.exit_code, 2);

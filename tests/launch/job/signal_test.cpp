@@ -69,15 +69,33 @@ TEST_F(SignalTest, RanksThatDoNotStopAreKilledAfterTheGrace) {
 }
 
 TEST_F(SignalTest, ASecondInterruptKillsAtOnce) {
-  Job job({"run", "--nproc-per-node=2", "--grace=3600", "sh", "-c",
-           "exec 9>$FIFO; trap 'echo asked' INT; echo ready; while :; do sleep 0.01; done"},
-          settings_);
+  Job job(
+      {"run", "--nproc-per-node=2", "--grace=3600", "sh", "-c",
+       "exec 9>$FIFO; trap 'sleep 0.6; echo asked' INT; echo ready; while :; do sleep 0.01; done"},
+      settings_);
   ASSERT_TRUE(job.await("ready", 2));
   kill(job.pid(), SIGINT);
-  ASSERT_TRUE(job.await("asked", 2));
+  ASSERT_TRUE(job.await("asked", 2));  // more than 0.2 s later
   kill(job.pid(), SIGINT);
-  EXPECT_EQ(job.wait().exit_code, 128 + SIGINT);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_THAT(result.err, HasSubstr("killed at Ctrl-C, before the time to stop was over"));
   EXPECT_TRUE(nobody_left());
+}
+
+// As when the terminal has sent it to the launcher and to timeout(1), which passes it on.
+TEST_F(SignalTest, AnInterruptThatAWrapperPassesOnIsTheSamePress) {
+  Job job(script_args(2,
+                      "trap 'sleep 0.6; echo saved; exit 0' INT; echo ready; "
+                      "while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGINT);
+  ASSERT_TRUE(job.await_error("asking 2 ranks to stop"));
+  kill(job.pid(), SIGINT);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] saved"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] saved"));
 }
 
 TEST_F(SignalTest, WorkersDieWithAKilledLauncher) {

@@ -81,7 +81,9 @@ TEST(Environment, OnlyRankZeroReadsTheLaunchersInput) {
 }
 
 TEST(Environment, RankZeroInheritsASocketThatListensOnLoopbackOnly) {
-  Job job(script_args(2, "echo $RANK ${LOCKSTEP_STORE_FD:+has-store} port=$MASTER_PORT; cat"));
+  Job job(script_args(2,
+                      "test $LOCKSTEP_MASTER_PORT = $MASTER_PORT || exit 1; "
+                      "echo $RANK ${LOCKSTEP_STORE_FD:+has-store} port=$MASTER_PORT; cat"));
   ASSERT_TRUE(job.await("port=", 2));
   ASSERT_TRUE(job.await("[rank 0] 0 has-store port="));
   EXPECT_THAT(job.out(), HasSubstr("[rank 1] 1 port="));
