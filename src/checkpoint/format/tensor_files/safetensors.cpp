@@ -159,10 +159,10 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, int64_t file_bytes,
     complain("is cut short: its header has {} bytes, and {} follow", length,
              bytes.size() - kLengthBytes);
   }
-  const std::string_view text = bytes.substr(kLengthBytes, length);
-  const Json json = parse_json(text, where, 3);
+  const std::string_view written = bytes.substr(kLengthBytes, length);
+  const Json json = parse_json(written, where, 3);
   // The parser takes a byte-order mark, and the text to end at a null byte.
-  if (!json.is_object() || text.starts_with('\xef') || text.find('\0') != text.npos) {
+  if (!json.is_object() || written.starts_with('\xef') || written.find('\0') != written.npos) {
     complain("has a header that is not a JSON object");
   }
   SafetensorsHeader header;
