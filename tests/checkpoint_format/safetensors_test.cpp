@@ -155,7 +155,7 @@ TEST(Safetensors, HostileHeadersAreRefusedByName) {
   EXPECT_THAT(fault_of_header(file_of(R"({"__metadata__":{"a":1}})", 0)),
               HasSubstr("not only strings"));
   EXPECT_EQ(fault_of_header(file_of(R"({"__metadata__":null})", 0)), "nothing");
-  for (const std::string other : {"\xef\xbb\xbf{}", std::string("{}\0{", 4)}) {
+  for (const std::string& other : {std::string("\xef\xbb\xbf{}"), std::string("{}\0{", 4)}) {
     EXPECT_THAT(fault_of_header(file_of(other, 0)), HasSubstr("not a JSON object"));
   }
   EXPECT_THAT(fault_of_header(file_of("{\"a\":" + good + ",\"b\":" + good + "}", 4)),

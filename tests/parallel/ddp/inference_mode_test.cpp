@@ -17,9 +17,9 @@ namespace lockstep::test {
 namespace {
 
 using Parameters = std::vector<at::Tensor>;
-using Make = std::function<Parameters(World&, bool held)>;
+using MakeParameters = std::function<Parameters(World&, bool held)>;
 
-void expect_alike(const Make& make) {
+void expect_alike(const MakeParameters& make) {
   for (const char* backend : {"shm", "tcp"}) {
     spawn(2, [&](World& world) { expect_equal(make(world, true), make(world, false)); },
           {.backend = backend});

@@ -13,8 +13,8 @@ using parallel::units_of;
 using testing::HasSubstr;
 
 // Each layer is a unit, also the last one.
-struct ChainImpl : torch::nn::Module {
-  ChainImpl() {
+struct ThrowingChainImpl : torch::nn::Module {
+  ThrowingChainImpl() {
     torch::manual_seed(0);
     for (const char* name : {"a", "b", "c", "d"}) {
       layers.push_back(register_module(name, torch::nn::Linear(64, 64)));
@@ -26,16 +26,16 @@ struct ChainImpl : torch::nn::Module {
   }
   std::vector<torch::nn::Linear> layers;
 };
-TORCH_MODULE(Chain);
+TORCH_MODULE(ThrowingChain);
 
-at::Tensor chain_loss(Chain& net, int rank, int step) {
+at::Tensor chain_loss(ThrowingChain& net, int rank, int step) {
   auto generator = at::detail::createCPUGenerator(10 * step + rank);
   return call(net, at::randn({8, 64}, generator)).square().sum();
 }
 
 // The average over ranks of the sums of the losses of `steps`.
 std::vector<at::Tensor> averages(int ranks, const std::vector<int>& steps) {
-  Chain net;
+  ThrowingChain net;
   for (int rank = 0; rank < ranks; ++rank) {
     for (const int step : steps) (chain_loss(net, rank, step) / ranks).backward();
   }
@@ -61,7 +61,7 @@ TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
     spawn(2, [share](World& world) {
       for (const size_t layer : {2, 1}) {
         const std::string key = fmt::format("rank 0 has thrown in {}", layer);
-        Chain net;
+        ThrowingChain net;
         Fsdp fsdp(net, world.group(),
                   {.units = units_of<torch::nn::LinearImpl>(*net), .share_memory = share});
         chain_loss(net, world.rank(), 0).backward();
