@@ -18,11 +18,14 @@ constexpr uint16_t kDefaultPort = 29400;  // torchrun's
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
 
-// What a host does not have yet when it starts: no longer than the join timeout.
+// How long an address or a route may take to come; a name may for the join timeout.
+constexpr auto kNetworkComesUp = std::chrono::milliseconds(10s);
+
+// What a host does not have yet when it starts.
 class Patience {
  public:
-  Patience(const Rendezvous& rendezvous, Session& session)
-      : session_(session), until_(std::chrono::steady_clock::now() + rendezvous.join_timeout) {}
+  Patience(std::chrono::milliseconds time, Session& session)
+      : session_(session), until_(std::chrono::steady_clock::now() + time) {}
 
   // Whether it is to be tried again, after a while. False when the time is over, and after a
   // signal.
@@ -172,10 +175,11 @@ Endpoint meeting_place(const Rendezvous& rendezvous) {
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
   const Endpoint endpoint = meeting_place(rendezvous);
   Meeting meeting{.coordinator = endpoint.text()};
-  Patience patience(rendezvous, session);
+  Patience patience(rendezvous.join_timeout, session);
   const auto found = resolve_in_time(endpoint, rendezvous, patience);
   meeting.signal = patience.signal();
   if (meeting.signal) return meeting;
+  Patience network(std::min(rendezvous.join_timeout, kNetworkComesUp), session);
   const bool must = rendezvous.is_host.value_or(rendezvous.node_rank == 0);
   const bool may = rendezvous.is_host || rendezvous.node_rank
                        ? must
@@ -184,8 +188,8 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
     const Address wanted = rendezvous.local_addr.empty()
                                ? address_of_coordinator(endpoint, found)
                                : given_address(rendezvous.local_addr).with_port(endpoint.port);
-    auto socket = listen_in_time(wanted, patience);
-    meeting.signal = patience.signal();
+    auto socket = listen_in_time(wanted, network);
+    meeting.signal = network.signal();
     if (meeting.signal) return meeting;
     if (!socket && (must || errno != EADDRINUSE)) {
       throw ConfigError(
@@ -208,8 +212,8 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
   }
   std::optional<Address> own;
   if (!rendezvous.local_addr.empty()) own = given_address(rendezvous.local_addr);
-  if (!own) own = source_in_time(found, patience);
-  meeting.signal = patience.signal();
+  if (!own) own = source_in_time(found, network);
+  meeting.signal = network.signal();
   if (meeting.signal) return meeting;
   if (!own) {
     throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: {} cannot be reached from here: {}",
