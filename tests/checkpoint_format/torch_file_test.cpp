@@ -221,7 +221,7 @@ TEST(TorchFile, ArchivesThatAreNotOfTorchSave) {
   EXPECT_THAT(fault_of_archive(zip_of({{"a/data.pkl", "N."}, {"a/byteorder", "big"}})),
               HasSubstr("byte order 'big'"));
   EXPECT_THAT(fault_of_archive(zip_of({{"a/data.pkl", "N."}, {"a/byteorder", "\x1b[\xff"}})),
-              HasSubstr("byte order '\\x1b[\ufffd'"));
+              HasSubstr("byte order '\\x1b[\\xff'"));
   std::string compressed = zip_of({{"a/data.pkl", "N."}, {"a/byteorder", "\xcb\xc9"}});
   compressed[compressed.find("a/byteorder") - 22] = 8;   // the method, in the record's head
   compressed[compressed.rfind("a/byteorder") - 36] = 8;  // and in the directory

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -67,19 +68,22 @@ Json parse_json(std::string_view text, std::string_view where, int depth) {
 }
 
 std::string in_quotes(std::string_view text) {
-  // A terminal may take bytes that are no UTF-8 for commands.
-  const auto as_json =
-      Json(text.substr(0, 200)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  size_t cut = std::min<size_t>(text.size(), 200);  // not within a character
+  while (cut > 0 && cut < text.size() && (text[cut] & 0xC0) == 0x80) --cut;
+  const std::string_view part = text.substr(0, cut);
+  const auto as_json = Json(part).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const bool is_utf8 = Json::parse(as_json).get<std::string>() == part;
   std::string shown = "'";
-  for (const char c : Json::parse(as_json).get<std::string>()) {
+  for (const char c : part) {
     const auto code = static_cast<unsigned char>(c);
-    if (code < 0x20 || code == 0x7f) {
+    // A terminal may take bytes that are no text for commands.
+    if (code < 0x20 || code == 0x7f || (code >= 0x80 && !is_utf8)) {
       shown += fmt::format("\\x{:02x}", code);
     } else {
       shown += c;
     }
   }
-  return shown + (text.size() > 200 ? "...'" : "'");
+  return shown + (cut < text.size() ? "...'" : "'");
 }
 
 }  // namespace lockstep::checkpoint
