@@ -264,7 +264,7 @@ def test_F13_a_firewall_between_the_ranks_is_named_with_the_address(folder):
                           ("drop", r"rank \d gives no answer at 10\.77\.0\.\d \d+: a firewall\?")):
         with Hosts(f"{folder}/{action.split()[0]}", 3) as hosts:
             hosts.on(2, "nft", rules.format(action))
-            ranks = hosts.start_ranks([TRAINER, 5], 1, LOCKSTEP_TIMEOUT="5", LOCKSTEP_BACKEND="tcp")
+            ranks = hosts.start_ranks([TRAINER, 5], 1, LOCKSTEP_TIMEOUT="10", LOCKSTEP_BACKEND="tcp")
             said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
             assert re.search(words, "".join(said)), (action, said)
             # It says so much less where somebody is named already.
