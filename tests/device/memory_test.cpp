@@ -41,7 +41,7 @@ void gather_and_drop(World& world) {
 TEST(MemoryOnDevice, GoesBackAtTheWaitWithNccl) { spawn_on_device(2, gather_and_drop); }
 TEST(MemoryOnDevice, GoesBackAtTheWaitWithCudaIpc) { spawn_on_ipc(2, gather_and_drop); }
 
-// The allocator hears of the stream that waits, or it would have the memory in the order of the one
+// The allocator is told which stream waits, or it would have the memory in the order of the one
 // on which it was taken, which is ahead of the operation.
 TEST(MemoryOnDevice, WhatAnotherStreamWaitsForIsNotGivenAwayBefore) {
   spawn_on_device(2, [](World& world) {

@@ -267,7 +267,7 @@ def test_F13_a_firewall_between_the_ranks_is_named_with_the_address(folder):
             ranks = hosts.start_ranks([TRAINER, 5], 1, LOCKSTEP_TIMEOUT="10", LOCKSTEP_BACKEND="tcp")
             said = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
             assert re.search(words, "".join(said)), (action, said)
-            # It says so much less where somebody is named already.
+            # An error that names a peer does not add that all others are in the call, too.
             assert not any(re.search("refuses connections.*all other ranks", one) for one in said), said
 
 

@@ -69,8 +69,8 @@ class Net final : public NetSink, public NetWires {
   const std::string& own_address() const { return own_address_; }
   // Of all ranks, before the first group.
   void meet(std::vector<std::string> addresses);
-  // "rank 1 gives no answer at 10.0.0.2 41234": whom this rank is connecting to; empty when it is
-  // to nobody.
+  // "rank 1 gives no answer at 10.0.0.2 41234": the peers that have not accepted this rank's
+  // connection yet; empty when there are none.
   std::string unanswered() const;
   // For tests: what this process has open.
   size_t connections() const;

@@ -27,8 +27,7 @@ std::string remark_on_slurm() {
   if (!nodes || *nodes == "1" || env_text("SLURM_STEP_ID") || is_somebody_elses()) return "";
   return fmt::format(
       "this is a shell of Slurm job {}, which has {} nodes: all ranks start on this one; write "
-      "srun "
-      "--ntasks-per-node=1 lockstep run ... (--standalone: as meant)",
+      "srun --ntasks-per-node=1 lockstep run ... (--standalone: as meant)",
       env_text("SLURM_JOB_ID").value_or("?"), *nodes);
 }
 

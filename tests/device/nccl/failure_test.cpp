@@ -142,7 +142,8 @@ TEST(NcclFailure, WhatTheLibraryReportsEndsAllRanks) {
   });
 }
 
-// A kernel of the program's fails: rank 0's program hears of it, and rank 1's group says whose.
+// A kernel of the program's fails: rank 0's program gets the error, and rank 1's group names rank
+// 0.
 TEST(NcclFailure, ADeviceThatFailsEndsAllRanks) {
   const auto statuses = spawn_on_device(
       2,

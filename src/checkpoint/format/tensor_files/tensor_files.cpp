@@ -164,7 +164,7 @@ std::map<std::string, std::string> aliases_in(const std::map<std::string, std::s
                                               const std::map<std::string, StoredTensor>& tensors) {
   std::map<std::string, std::string> aliases;
   for (const auto& [name, target] : metadata) {
-    // That is what wrote the file ("pt"), whatever a tensor is called.
+    // The standard entry for the framework that wrote the file ("pt"), never a tied name.
     if (name == "format") continue;
     if (!tensors.contains(name) && tensors.contains(target)) aliases[name] = target;
   }
