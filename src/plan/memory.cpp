@@ -141,6 +141,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
     out.optimizer /= static_cast<double>(ranks);
     out.parameters = exchanged(out.parameters, exchange);
   }
+  out.optimizer += static_cast<double>(training.average_bytes) * sizes.all;
   if (!is_fsdp(strategy)) {
     out.parameters += narrow_copies;
     // One rank has no buckets: gradients come to be while activations go. Of accumulated ones the

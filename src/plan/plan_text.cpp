@@ -25,7 +25,7 @@ std::string heading(const Plan& plan) {
   const auto& t = plan.training;
   const auto& device = plan.machine.device;
   std::string out = fmt::format(
-      "{}: {} parameters; batch {} a {}{}, {}{}, {} bytes of optimizer state a parameter\n",
+      "{}: {} parameters; batch {} a {}{}, {}{}, {} bytes of optimizer state a parameter{}\n",
       plan.model.name, count_text(static_cast<double>(plan.model.elements())), t.batch,
       t.lanes > 0 ? fmt::format("lane of {}", t.lanes) : "rank",
       t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
@@ -33,7 +33,7 @@ std::string heading(const Plan& plan) {
       t.recomputed == Recomputed::Blocks  ? ", activations recomputed"
       : t.recomputed == Recomputed::Cheap ? ", norms and activation functions recomputed"
                                           : "",
-      t.state_bytes);
+      t.state_bytes, t.average_bytes > 0 ? ", and its average" : "");
   const bool several = plan.ranks > plan.machine.devices_per_node;
   out += fmt::format("{} on {} x {}{}, {} a rank{}\n", ranks_text(plan.ranks),
                      plan.machine.devices_per_node, device.name,

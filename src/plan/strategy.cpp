@@ -52,6 +52,7 @@ Training training_of(const train::RunConfig& config) {
     out.recomputed = Recomputed::Blocks;
   }
   if (config.optimizer.kind == "sgd") out.state_bytes = config.optimizer.momentum > 0 ? 4 : 0;
+  if (config.weight_average.kind != "none") out.average_bytes = 4;
   out.bucket_bytes = config.parallel.bucket_cap_mb * (1 << 20);
   const auto& hook = config.parallel.hook;
   if (hook == "fp16" || hook == "bf16") out.sent_bytes = 2;

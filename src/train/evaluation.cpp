@@ -77,6 +77,14 @@ double watched(const RunState& state, const std::string& metric, std::string_vie
 
 }  // namespace
 
+std::vector<parallel::WeightAverage::Applied> Training::apply_averages() {
+  std::vector<parallel::WeightAverage::Applied> applied;
+  for (auto& part : parts_) {
+    if (part.average && !part.average->is_applied()) applied.push_back(part.average->apply());
+  }
+  return applied;
+}
+
 // The lanes' sums are added in their order on every rank: the same bits everywhere, and with lanes
 // on any number of ranks.
 std::map<std::string, double> Training::evaluate() {
@@ -87,6 +95,7 @@ std::map<std::string, double> Training::evaluate() {
   const int64_t lanes = std::max<int64_t>(options_.loader.lanes, world_.size());
   const Range own = Shard{world_.rank(), world_.size()}.of(lanes);
   const at::NoGradGuard no_grad;
+  const auto applied = apply_averages();
   models::EvaluationMode mode;
   for (auto& part : parts_) mode.add(part.model.module());
   for (const auto& metric : evaluation.metrics) metric->reset();

@@ -195,6 +195,11 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("evaluation.batch_size", o.evaluation.batch_size);
   add("evaluation.every_epochs", o.evaluation.every_epochs);
   add("evaluation.every_steps", o.evaluation.every_steps);
+  if (const auto& average = o.weight_average) {
+    add("weight_average.decay", average->decay.value_or(-1));
+    add("weight_average.start", average->start);
+    add("weight_average.every", average->every);
+  }
   if (o.early_stopping) {
     add("early_stopping.metric", o.early_stopping->metric);
     add("early_stopping.better", static_cast<int>(o.early_stopping->better));

@@ -99,6 +99,7 @@ void Training::track_all() {
     if (part.schedule) checkpoints_->track(prefix + "schedule", *part.schedule);
     if (part.plateau) checkpoints_->track(prefix + "plateau", *part.plateau);
     if (part.scaler) checkpoints_->track(prefix + "scaler", *part.scaler);
+    if (part.average) checkpoints_->track(prefix + "average", *part.average);
   }
   if (options_.ddp.hook) {
     checkpoints_->track("hook", parallel::stateful(*options_.ddp.hook, world_.group()));
@@ -266,10 +267,14 @@ void Training::restore() {
 
 void Training::restore_state(bool is_restarted) {
   const auto& saving = options_.saving;
-  const checkpoint::RestoreOptions older{
+  checkpoint::RestoreOptions older{
       .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates", "trainer/watched",
                         "trainer/owed"},
       .allow_unexpected = {"trainer/lr_factor"}};
+  for (const auto& part : parts_) {
+    const std::string prefix = parts_.size() == 1 ? "" : checkpoint::pattern_of(part.name) + "_";
+    if (part.average) older.allow_missing.push_back(prefix + "average/*");
+  }
   const auto given = optimizer_options();
   std::vector<parallel::PlateauState> unused;
   for (const auto& part : parts_) {
@@ -293,6 +298,15 @@ void Training::restore_state(bool is_restarted) {
   state_.resumed_samples = state_.samples;
   set_rates();
   if (state_.is_main()) warn_of_restored_options(given);
+  for (auto& part : parts_) {
+    if (!part.average || part.average->updates() > 0 || state_.step == 0) continue;
+    part.average->restart();
+    if (!state_.is_main()) continue;
+    log::warn(
+        fmt::format("[train] {}: the checkpoint has no averaged weights: the average begins "
+                    "after step {}",
+                    part.name, state_.step));
+  }
   const auto& early = options_.early_stopping;
   if (early && bad_evaluations_ > early->patience) end(Ended::Early);
 }

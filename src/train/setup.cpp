@@ -130,6 +130,11 @@ void Training::make_parts(std::vector<Part> parts) {
     if (options_.precision == Precision::Float16) {
       part.scaler.emplace(world_.group(), options_.scaler);
     }
+    if (options_.weight_average) {
+      auto weights = part.parameters;
+      for (const auto& buffer : module.buffers()) weights.push_back(buffer);
+      part.average = std::make_unique<parallel::WeightAverage>(weights, *options_.weight_average);
+    }
     make_optimizer(part, given.optimizer ? given.optimizer : options_.optimizer);
     make_schedule(part, given.learning_rate ? *given.learning_rate : options_.learning_rate);
   }

@@ -113,6 +113,9 @@ const parallel::Ddp& Trainer::ddp(std::string_view part) const {
 parallel::Fsdp* Trainer::fsdp(std::string_view part) const {
   return training_->part(part).fsdp.get();
 }
+parallel::WeightAverage* Trainer::average(std::string_view part) const {
+  return training_->part(part).average.get();
+}
 torch::optim::Optimizer& Trainer::optimizer(std::string_view part) const {
   return *training_->part(part).optimizer;
 }

@@ -228,6 +228,7 @@ void Training::step(const StageRun& run, bool ends_epoch) {
     part.check_rates();
     if (part.schedule) part.schedule->step();
     part.note_rates();
+    if (part.average) part.average->update();
   }
   ++state_.step;
   is_in_step_ = false;
@@ -346,6 +347,7 @@ void Training::evaluate_now() {
     save_before_leaving();
     throw;
   }
+  const auto applied = apply_averages();  // callbacks see the weights that were evaluated
   call_and_agree([&](Callback& one) { one.on_evaluate(state_, requests_); });
 }
 

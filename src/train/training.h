@@ -24,6 +24,7 @@
 #include "lockstep/parallel/lanes.h"
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/stateful.h"
+#include "lockstep/parallel/weight_average.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "lockstep/train/trainer.h"
 #include "train/feed.h"
@@ -48,6 +49,7 @@ struct TrainedPart {
   std::optional<parallel::ReduceLrOnPlateau> plateau;
   std::string plateau_metric;
   std::optional<parallel::LaneMean> lane_mean;
+  std::unique_ptr<parallel::WeightAverage> average;  // of parameters and buffers
 
   // What the schedule has set is remembered. Throws ConfigError for rates that are others by now.
   void note_rates();
@@ -97,6 +99,8 @@ class Training {
 
   Outcome run();
   std::map<std::string, double> evaluate();
+  // The parts' averaged weights, where they are averaged and not applied yet.
+  std::vector<parallel::WeightAverage::Applied> apply_averages();
   double update(std::string_view part, const LossOfBatch& loss);
 
   const RunState& state() const { return state_; }

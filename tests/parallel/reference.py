@@ -8,6 +8,7 @@ import sys
 
 import torch
 from torch.optim import lr_scheduler as lr
+from torch.optim import swa_utils
 
 torch.set_num_threads(1)
 
@@ -153,7 +154,19 @@ def fused_sgd():
             yield from parameter.detach().flatten()
 
 
-CASES = (sync_batch_norm, clip_grad_norm, grad_scaler, schedules, one_cycle, plateau, fused_sgd)
+def weight_average():
+    """Six averaged weights after each of 12 updates: EMA, then SWA."""
+    for function in (swa_utils.get_ema_multi_avg_fn(0.9), swa_utils.get_swa_multi_avg_fn()):
+        model = torch.nn.Linear(6, 1, bias=False)
+        averaged = swa_utils.AveragedModel(model, multi_avg_fn=function)
+        for step in range(12):
+            with torch.no_grad():
+                model.weight.copy_(torch.cos(torch.arange(6) * float(step)))
+            averaged.update_parameters(model)
+            yield from averaged.module.weight.detach().flatten()
+
+
+CASES = (sync_batch_norm, clip_grad_norm, grad_scaler, schedules, one_cycle, plateau, fused_sgd, weight_average)
 
 if __name__ == "__main__":
     for number in {case.__name__: case for case in CASES}[sys.argv[1]]():

@@ -207,6 +207,20 @@ TEST(Plan, AccumulationHoldsWholeGradientsAndSendsOnce) {
   EXPECT_DOUBLE_EQ(work_four.collectives, work_once.collectives);
 }
 
+TEST(Plan, AveragedWeightsAreDividedAsShardsAre) {
+  const auto model = qwen("qwen3-4b");
+  const auto all = static_cast<double>(model.elements());
+  const auto machine = cluster("h100-sxm");
+  const auto training = training_of({.weight_average = {.kind = "ema"}});
+  const auto of = [&](Strategy strategy) {
+    return memory_of(model, training, strategy, machine, 16).optimizer -
+           memory_of(model, training_of({}), strategy, machine, 16).optimizer;
+  };
+  EXPECT_DOUBLE_EQ(of(Strategy::Ddp), 4 * all);
+  EXPECT_DOUBLE_EQ(of(Strategy::Zero), 4 * all);
+  EXPECT_DOUBLE_EQ(of(Strategy::FsdpFull), 4 * all / 16);
+}
+
 TEST(Plan, ComputingTwiceTradesTimeForMemory) {
   const auto model = qwen("qwen3-8b");
   const auto machine = cluster("h100-sxm");

@@ -91,7 +91,8 @@ class DividedLanes : public testing::TestWithParam<Features> {};
 
 INSTANTIATE_TEST_SUITE_P(
     Features, DividedLanes,
-    testing::Values(Features{{"lanes"}}, Features{{"lanes", "accumulation", "bf16", "clip", "sgd"}},
+    testing::Values(Features{{"lanes"}},
+                    Features{{"lanes", "accumulation", "average", "bf16", "clip", "sgd"}},
                     Features{{"lanes", "accumulation", "fp16", "scaling", "drop_last"}}),
     [](const auto& test) { return test.param.text(); });
 

@@ -52,7 +52,7 @@ class DividedTraining : public testing::TestWithParam<Features> {};
 INSTANTIATE_TEST_SUITE_P(Features, DividedTraining,
                          testing::Values(Features{}, Features{{"accumulation", "cosine", "sgd"}},
                                          Features{{"accumulation", "fp16", "sync_bn"}},
-                                         Features{{"bf16", "scaling", "drop_last"}}),
+                                         Features{{"average", "bf16", "scaling", "drop_last"}}),
                          [](const auto& test) { return test.param.text(); });
 
 // 31 samples over 2 and 3 ranks, 5 a batch: some ranks make fewer calls than others.

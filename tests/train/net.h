@@ -101,6 +101,7 @@ inline train::TrainerOptions train_options(const Features& features) {
   if (features.has("lanes")) options.loader.lanes = 4;
   if (features.has("scaling")) options.lr_scaling = LrScaling::Sqrt;
   if (features.has("cosine")) options.learning_rate = train::cosine_decay({.steps = 5}, 1e-4);
+  if (features.has("average")) options.weight_average = WeightAverageOptions{.decay = 0.8};
   if (features.has("drop_last")) options.loader.drop_last = true;
   return options;
 }

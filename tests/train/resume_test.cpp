@@ -85,11 +85,12 @@ class Killed : public testing::TestWithParam<Stopped> {};
 
 INSTANTIATE_TEST_SUITE_P(
     Features, Killed,
-    testing::Values(Stopped{{{"accumulation", "plateau"}}, 2, 13, 2, 2},
-                    Stopped{{{"fp16", "clip", "zero", "hook", "cosine", "async"}}, 2, 23, 2, 2},
-                    Stopped{{{"best", "sync_bn", "sgd"}}, 2, 29, 2, 2},
-                    Stopped{{{"lanes", "zero", "best", "async"}}, 1, 10, 2, 3},
-                    Stopped{{{"lanes", "plateau"}}, 4, 9, 3, 1}),
+    testing::Values(
+        Stopped{{{"accumulation", "average", "plateau"}}, 2, 13, 2, 2},
+        Stopped{{{"fp16", "average", "clip", "zero", "hook", "cosine", "async"}}, 2, 23, 2, 2},
+        Stopped{{{"best", "sync_bn", "sgd"}}, 2, 29, 2, 2},
+        Stopped{{{"lanes", "average", "zero", "best", "async"}}, 1, 10, 2, 3},
+        Stopped{{{"lanes", "plateau"}}, 4, 9, 3, 1}),
     [](const auto& test) { return test.param.features.text(); });
 
 TEST_P(Killed, AndResumedItHasTheBitsOfAnUndisturbedRun) {

@@ -11,6 +11,7 @@
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/weight_average.h"
 #include "lockstep/parallel/zero_optimizer.h"
 
 namespace lockstep::parallel {
@@ -25,6 +26,12 @@ std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
 // saved, with any units, on any number of ranks. An optimizer of fsdp.parameters() is tracked as
 // any other; its state has the parameters' names, too.
 std::shared_ptr<Stateful> stateful(Fsdp& fsdp);
+
+// The averages under the names of the weights, as an optimizer's state is: with and without Fsdp, on
+// any number of ranks. Of a checkpoint without any, where that is allowed, restart() begins the
+// average anew. While the average is applied, saving and restoring fail: the module's weights would
+// not be the training's.
+std::shared_ptr<Stateful> stateful(WeightAverage& average);
 
 // The same on all ranks.
 std::shared_ptr<Stateful> stateful(GradScaler& scaler);

@@ -35,7 +35,8 @@ struct Training {
   int64_t lanes = 0;         // of all ranks together (docs/reproducibility.md); 0: without
   Precision precision = Precision::Float;
   Recomputed recomputed = Recomputed::Nothing;
-  int64_t state_bytes = 8;  // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
+  int64_t state_bytes = 8;    // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
+  int64_t average_bytes = 0;  // of averaged weights, for each parameter
   double bucket_bytes = 25 << 20;
   int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
   int64_t prefetched = 0;    // batches that the loader makes ahead

@@ -73,6 +73,14 @@ struct SampleConfig {
   double top_p = 0.95;       // of the most likely ones with so much probability; 1: all
 };
 
+// Section `weight_average`.
+struct WeightAverageConfig {
+  std::string kind = "none";  // ema, swa
+  double decay = 0.999;       // ema
+  int64_t start_step = 0;
+  int64_t every_steps = 1;
+};
+
 // Section `training`.
 struct TrainingConfig {
   int64_t epochs = 1;
@@ -195,6 +203,7 @@ struct RunConfig {
   OptimizerConfig optimizer = {};
   ScheduleConfig schedule = {};
   TrainingConfig training = {};
+  WeightAverageConfig weight_average = {};
   ParallelConfig parallel = {};
   MixedPrecisionConfig mixed_precision = {};
   CheckpointConfig checkpoint = {};

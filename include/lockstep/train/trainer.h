@@ -131,8 +131,8 @@ class Trainer {
   // ConfigError when called again.
   Outcome run();
 
-  // Evaluates the model now and returns the metrics by name, as means over all samples of
-  // Evaluation::data, each counted once. Every rank calls it.
+  // Evaluates the model now (its averaged weights, where they are averaged) and returns the metrics
+  // by name, as means over all samples of Evaluation::data, each counted once. Every rank calls it.
   std::map<std::string, double> evaluate();
 
   // Where the training stands.
@@ -142,6 +142,9 @@ class Trainer {
   const parallel::Ddp& ddp(std::string_view part = "model") const;
   // Null where the part has a Ddp.
   parallel::Fsdp* fsdp(std::string_view part = "model") const;
+  // Null without TrainerOptions::weight_average. To save or use the averaged weights after run():
+  //   const auto applied = trainer.average()->apply();
+  parallel::WeightAverage* average(std::string_view part = "model") const;
   // Its learning rates are the schedule's to set: run() throws ConfigError for others, unless the
   // rate follows a metric (on_plateau()).
   torch::optim::Optimizer& optimizer(std::string_view part = "model") const;

@@ -17,6 +17,7 @@
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/weight_average.h"
 #include "lockstep/train/callback.h"
 #include "lockstep/train/data_source.h"
 #include "lockstep/train/metric.h"
@@ -161,6 +162,11 @@ struct TrainerOptions {
   // loader's. After the run the model's parameters have memory within calls only:
   // Trainer::fsdp()->unshard() gives it.
   std::optional<parallel::FsdpOptions> fsdp = std::nullopt;
+
+  // Averages parameters and buffers after each step. Evaluations, with what depends on them
+  // (metrics, early stopping, the best checkpoint), and on_evaluate() see the averages;
+  // Trainer::average() has them. Checkpoints have both.
+  std::optional<parallel::WeightAverageOptions> weight_average = std::nullopt;
 
   Evaluation evaluation = {};
   std::optional<EarlyStopping> early_stopping = std::nullopt;

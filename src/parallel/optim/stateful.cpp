@@ -3,12 +3,17 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include <algorithm>
+
+#include "checkpoint/part_of.h"
 #include "lockstep/checkpoint/stateful.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
 namespace {
 
 using checkpoint::Names;
+using checkpoint::PartOf;
 using checkpoint::Piece;
 using checkpoint::Saved;
 using checkpoint::State;
@@ -96,6 +101,75 @@ class HookOfRank : public Stateful {
 };
 
 }  // namespace
+
+class WeightAverageState : public Stateful {
+ public:
+  explicit WeightAverageState(WeightAverage& average) : average_(average) {}
+
+  State state(const Names& names) const override {
+    average_.check("save()");
+    State state = counts();
+    each(names, [&](const std::vector<std::string>& all, const PartOf* whole, const at::Tensor& a) {
+      if (whole == nullptr) {
+        state.pieces.push_back(checkpoint::whole_piece(all.front(), a));
+      } else if (whole->saves && (a.numel() > 0 || whole->is_of_nothing())) {
+        state.pieces.push_back(checkpoint::part_piece(all.front(), *whole, a));
+      }
+    });
+    return state;
+  }
+
+  State destination(const Saved& saved, const Names& names) override {
+    average_.check("restore()");
+    State state = counts();
+    next_.clear();
+    each(names, [&](const std::vector<std::string>& all, const PartOf* whole, const at::Tensor& a) {
+      const auto known = std::ranges::find_if(
+          all, [&](const std::string& name) { return saved.tensors.contains(name); });
+      const std::string& name = known == all.end() ? all.front() : *known;
+      next_.push_back(a.clone());
+      if (whole == nullptr) {
+        state.pieces.push_back(checkpoint::whole_piece(name, next_.back()));
+        return;
+      }
+      state.others.push_back(checkpoint::pattern_of(name));  // other ranks' parts
+      if (a.numel() > 0) {
+        state.pieces.push_back(checkpoint::part_piece(name, *whole, next_.back()));
+      }
+    });
+    return state;
+  }
+
+  void restored(const State& state) override {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < next_.size(); ++i) average_.averages_[i].copy_(next_[i]);
+    next_.clear();
+    average_.updates_ = value_of<int64_t>(state.values, "updates");
+    average_.averaged_ = value_of<int64_t>(state.values, "averaged");
+  }
+
+ private:
+  State counts() const {
+    return {.values = {{"updates", average_.updates_}, {"averaged", average_.averaged_}}};
+  }
+
+  // The names of each weight, the whole of which it is a part, and its average.
+  template <class Look>
+  void each(const Names& names, const Look& look) const {
+    for (size_t i = 0; i < average_.weights_.size(); ++i) {
+      auto all = names.all(average_.weights_[i]);
+      if (all.empty()) all.push_back(std::to_string(i));
+      look(all, checkpoint::part_of(average_.weights_[i]), average_.averages_[i]);
+    }
+  }
+
+  WeightAverage& average_;
+  std::vector<at::Tensor> next_;  // between destination() and restored()
+};
+
+std::shared_ptr<Stateful> stateful(WeightAverage& average) {
+  return std::make_shared<WeightAverageState>(average);
+}
 
 std::shared_ptr<Stateful> stateful(GradScaler& scaler) {
   return stateful_values(

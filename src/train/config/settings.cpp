@@ -30,7 +30,8 @@ constexpr int kAfterFile = 1 << 24;  // lines a file cannot have
 constexpr const char* kFsdp = "parallel.fsdp";
 
 // Sections for which one word is their kind: `optimizer: adam`.
-constexpr std::array kShort = {"model", "data", "optimizer", "schedule", "mixed_precision"};
+constexpr std::array kShort = {"model",    "data",           "optimizer",
+                               "schedule", "weight_average", "mixed_precision"};
 
 std::string short_key(const std::string& section) {
   return section + (section == "mixed_precision" ? ".dtype" : ".kind");

@@ -121,6 +121,19 @@ void add_training_keys(KeyList& keys) {
   keys.add("sample.top_p", AT(training.sample.top_p),
            "Only the most likely tokens with so much probability together; 1: all.",
            {.least = 0, .most = 1, .above_least = true});
+  keys.section("weight_average");
+  keys.choice("kind", AT(weight_average.kind), {"none", "ema", "swa"},
+              "Weights are averaged over the steps: an exponential moving average, or the mean of "
+              "all. Evaluations, early stopping, the best checkpoint and samples are of the "
+              "averages, and so is the language model that is written at the end.");
+  keys.kinds({"ema"});
+  keys.add("decay", AT(weight_average.decay),
+           "Of the average that stays in each step; the weights have the rest.", between(0, 1));
+  keys.kinds({"ema", "swa"});
+  keys.add("start_step", AT(weight_average.start_step),
+           "The average begins after so many optimizer steps.", at_least(0));
+  keys.add("every_steps", AT(weight_average.every_steps),
+           "Optimizer steps between two that take part in the average.", at_least(1));
 }
 
 }  // namespace lockstep::train

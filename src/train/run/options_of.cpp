@@ -346,6 +346,12 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
         .batch_size = training.eval_batch_size,
         .metrics = registry.metrics(config, shape_of(data))};
   }
+  if (const auto& average = config.weight_average; average.kind != "none") {
+    options.weight_average = parallel::WeightAverageOptions{
+        .decay = average.kind == "ema" ? std::optional(average.decay) : std::nullopt,
+        .start = average.start_step,
+        .every = average.every_steps};
+  }
   if (const auto& early = training.early_stopping; !early.metric.empty()) {
     options.early_stopping = EarlyStopping{.metric = early.metric,
                                            .better = better_of(early.mode, early.metric),

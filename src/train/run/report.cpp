@@ -124,6 +124,11 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
           ? fmt::format(" in {} epoch{}", options.epochs, options.epochs == 1 ? "" : "s")
           : "",
       rate_text(config, options, world)));
+  if (const auto& average = config.weight_average; average.kind != "none") {
+    lines.push_back(
+        fmt::format("evaluated with averaged weights: {}",
+                    average.kind == "ema" ? fmt::format("EMA, decay {:g}", average.decay) : "SWA"));
+  }
   const double states = states_of(config);
   const Divided divided = divided_by(trainer, options, world);
   if (divided.units > 0) {

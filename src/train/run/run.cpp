@@ -248,6 +248,8 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     Ending ending{.outcome = trainer.run()};
     const bool is_over = ending.outcome.ended != Ended::Preempted;
     if (!language.is_empty() && is_over && !config.logging.output_dir.empty()) {
+      std::optional<parallel::WeightAverage::Applied> averaged;
+      if (auto* average = trainer.average()) averaged.emplace(average->apply());
       const WholeParameters whole(trainer.fsdp());
       if (world.is_main()) {
         save_language_model(language, data, config.logging.output_dir + "/model");

@@ -35,7 +35,7 @@ const std::vector<Choice>& run_choices() {
       {"buffers", {"broadcast", "average"}},
       {"lanes", {"no", "2", "3", "4"}},
       {"parts", {"no", "no", "no", "yes"}},  // a GAN's
-      {"average", {"no", "yes"}},            // an average of the parameters, tracked
+      {"average", {"no", "ema", "swa"}},
       {"count", {"no", "yes"}},
       {"noise", {"no", "yes"}},
       {"shuffle", {"yes", "no"}},
@@ -107,13 +107,13 @@ void settle(Settings& run) {
   const auto drop = [&](std::initializer_list<const char*> names) {
     for (const auto* name : names) run.drop(name);
   };
-  if (run.has("parts")) drop({"lanes", "hook", "groups", "average"});
+  if (run.has("parts")) drop({"lanes", "hook", "groups"});
   if (has_lanes(run)) {
     drop({"sync_bn", "hook", "buffers"});
     // The losses of one rank are another part of the samples on another number of ranks.
     if (run.is("bad", "rank0")) run.set("bad", "all");
   }
-  if (is_fsdp(run)) drop({"hook", "buffers", "average"});
+  if (is_fsdp(run)) drop({"hook", "buffers"});
   if (run.is("model", "mlp")) drop({"sync_bn", "buffers"});
   if (run.is("schedule", "plateau")) drop({"warmup"});
   if (!run.is("optimizer", "adamw")) drop({"groups"});
@@ -124,7 +124,7 @@ void settle(Settings& run) {
 // Whether Ddp, ZeroOptimizer and Fsdp have the same bits.
 bool may_change_division(const Settings& run) {
   return !run.has("hook") && !run.has("clip") && run.is("buffers", "broadcast") &&
-         !run.has("average") && !run.has("parts");
+         !run.has("parts");
 }
 
 }  // namespace

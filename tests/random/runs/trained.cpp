@@ -99,28 +99,6 @@ struct Watch : train::Callback {
   Settings run;
 };
 
-// A moving average of a model, which is tracked.
-struct Average : train::Callback {
-  explicit Average(torch::nn::Module& trained) : model(trained) {
-    for (const auto& each : model.parameters()) values.push_back(each.detach().clone());
-  }
-  void on_step_end(const RunState&, train::Requests&) override {
-    const torch::NoGradGuard no_grad;
-    const auto now = model.parameters();
-    for (size_t i = 0; i < now.size(); ++i) values[i].lerp_(now[i], 0.25);
-    ++steps;
-  }
-  void track_in(Trainer& trainer) {
-    trainer.track("average_steps", steps);
-    for (size_t i = 0; i < values.size(); ++i) {
-      trainer.track("average_" + std::to_string(i), values[i]);
-    }
-  }
-  torch::nn::Module& model;
-  std::vector<at::Tensor> values;
-  int64_t steps = 0;
-};
-
 train::LearningRate schedule_of(const Settings& run) {
   train::Warmup warmup;
   if (run.is("warmup", "steps")) warmup.steps = 3;
@@ -223,6 +201,10 @@ TrainerOptions options_of(const Settings& run, const std::string& folder) {
   options.evaluation.every_epochs = run.number("evaluate_epochs");
   options.evaluation.every_steps = run.number("evaluate_steps");
   options.evaluation.batch_size = run.number("evaluate_batch");
+  if (run.has("average")) {
+    options.weight_average = WeightAverageOptions{.decay = 0.75, .start = 2};
+    if (run.is("average", "swa")) options.weight_average->decay.reset();
+  }
   if (run.has("early")) {
     options.early_stopping = {.metric = run["early"],
                               .better = better_of(run["early"]),
@@ -251,8 +233,6 @@ class Training {
     TrainerOptions options = options_of(run, folder);
     options.notice = &notice;
     const auto watch = std::make_shared<Watch>(run);
-    if (run.has("average")) average_ = std::make_shared<Average>(model());
-    if (average_) options.callbacks.push_back(average_);
     if (run.is("order", "log_last")) options.callbacks.push_back(watch);
     if (run.number("log") > 0) {
       options.callbacks.push_back(std::make_shared<train::Monitoring>(
@@ -273,7 +253,6 @@ class Training {
       const train::Model made = run.is("model", "net") ? train::Model(net_) : train::Model(mlp_);
       trainer_ = std::make_unique<Trainer>(world, made, loss, samples(), options);
     }
-    if (average_) average_->track_in(*trainer_);
   }
 
   Trainer& trainer() { return *trainer_; }
@@ -289,13 +268,6 @@ class Training {
       out << fmt::format("best {} {}\n", manifest.step,
                          number_text(manifest.metrics.at(run_["best"])));
     }
-    for (const auto* part : run_.has("parts") ? kParts : kOnly) {
-      if (*part == '\0') continue;
-      if (auto* const fsdp = trainer_->fsdp(part)) fsdp->unshard();
-      for (const auto& group : trainer_->optimizer(part).param_groups()) {
-        out << fmt::format("rate of {} {}\n", part, number_text(group.options().get_lr()));
-      }
-    }
     const auto write = [&](const std::string& name, const at::Tensor& tensor) {
       const at::Tensor whole = tensor.detach().contiguous();
       const std::string_view bytes(static_cast<const char*>(whole.data_ptr()), whole.nbytes());
@@ -305,11 +277,24 @@ class Training {
       for (const auto& each : module.named_parameters()) write(each.key(), each.value());
       for (const auto& each : module.named_buffers()) write(each.key(), each.value());
     };
+    for (const auto* part : run_.has("parts") ? kParts : kOnly) {
+      auto* const average = *part == '\0' ? nullptr : trainer_->average(part);
+      if (average == nullptr) continue;
+      const auto applied = average->apply();
+      auto* const fsdp = trainer_->fsdp(part);
+      if (fsdp != nullptr) fsdp->unshard();
+      write_all(part == kParts[1] ? *other_ : model());
+      if (fsdp != nullptr) fsdp->reshard();
+    }
+    for (const auto* part : run_.has("parts") ? kParts : kOnly) {
+      if (*part == '\0') continue;
+      if (auto* const fsdp = trainer_->fsdp(part)) fsdp->unshard();
+      for (const auto& group : trainer_->optimizer(part).param_groups()) {
+        out << fmt::format("rate of {} {}\n", part, number_text(group.options().get_lr()));
+      }
+    }
     write_all(model());
     if (run_.has("parts")) write_all(*other_);
-    if (average_) {
-      for (const auto& each : average_->values) write("average", each);
-    }
   }
 
  private:
@@ -362,7 +347,6 @@ class Training {
   TrainNet net_, other_;
   torch::nn::Sequential mlp_{torch::nn::Linear(6, 16), torch::nn::Tanh(), torch::nn::Linear(16, 3)};
   std::ostringstream screen_;
-  std::shared_ptr<Average> average_;
   std::unique_ptr<Trainer> trainer_;
 };
 

@@ -82,6 +82,7 @@ const std::vector<Conflict>& conflicts() {
         {"fsdp", "load", {}, "parameters are written as shards"},
         {"fsdp", "reattach", {}, "its shards are others, and an optimizer's another"},
         {"fsdp", "refresh", {}, "Ddp::refresh(); Fsdp refuses what is unfrozen later"},
+        {"weight_average", "join", {}, "ranks without a batch make no step"},
         {"resume", "join", {}, "ranks without a batch are in no such step"},
         {"resume", "local_sgd", {}, "ranks are not alike on purpose"},
         {"resume", "ignore", {}, "ranks are not alike on purpose"},

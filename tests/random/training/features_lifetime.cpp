@@ -220,6 +220,7 @@ struct Resumed : Feature {
       } else {
         checkpoints->track("optimizer" + number, *model.optimizer);
       }
+      if (model.average) checkpoints->track("average" + number, *model.average);
     }
     if (const auto& hook = training.options.hook) {
       checkpoints->track("hook", parallel::stateful(*hook, training.group));
@@ -231,6 +232,7 @@ struct Resumed : Feature {
     for (auto& model : lane.models) {
       for (const auto& parameter : model.parameters()) parameter.fill_(0.5);
       for (const auto& buffer : model.net->buffers()) buffer.fill_(3);
+      if (model.average) model.average->update();
       for (auto& group : model.optimizer->param_groups()) group.options().set_lr(77);
       if (model.zero == nullptr) model.optimizer->state().clear();
     }
@@ -266,6 +268,37 @@ struct Averaging : Feature {
   std::vector<std::unique_ptr<parallel::Averager>> averagers;
 };
 
+// The last weights are averages of those of all steps.
+struct AveragedWeights : Feature {
+  explicit AveragedWeights(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void begin(Training& training) override {
+    Random random(seed);
+    const parallel::WeightAverageOptions options{
+        .decay = random.chance(0.5) ? std::optional(0.7) : std::nullopt,
+        .start = random.between(0, 1),
+        .every = random.between(1, 2)};
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        model.average = std::make_unique<parallel::WeightAverage>(model.parameters(), options);
+      }
+    }
+  }
+  void after_step(Training& training) override {
+    const at::NoGradGuard no_grad;
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        model.average->update();
+        { const auto applied = model.average->apply(); }  // leaves no trace
+        if (training.step + 1 < training.program.steps) continue;
+        const auto weights = model.parameters();
+        for (size_t i = 0; i < weights.size(); ++i) weights[i].copy_(model.average->averages()[i]);
+      }
+    }
+  }
+  uint64_t seed;
+};
+
 }  // namespace
 
 void add_lifetime_features(std::vector<FeatureKind>& kinds) {
@@ -279,6 +312,7 @@ void add_lifetime_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Resumed>("resume", Splits::Yes));
   kinds.push_back(feature<SplitGroup>("split_group", Splits::Yes));
   kinds.push_back(feature<Averaging>("averager", Splits::Yes));
+  kinds.push_back(feature<AveragedWeights>("weight_average", Splits::Yes));
 }
 
 }  // namespace lockstep::test::training

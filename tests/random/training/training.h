@@ -11,6 +11,7 @@
 
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fsdp.h"
+#include "lockstep/parallel/weight_average.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "random/training/net.h"
 
@@ -28,6 +29,7 @@ struct Model {
   std::unique_ptr<parallel::Fsdp> fsdp;
   std::unique_ptr<Optimizer> optimizer;
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, if it is one
+  std::unique_ptr<parallel::WeightAverage> average;
   // In one process: which parameters got a gradient since the last average.
   std::unordered_map<const void*, bool> reached;
   // And what gradient it had before.

@@ -1,0 +1,98 @@
+// Averages a model's weights over the steps of its training, for evaluation and for the model that
+// is kept: exponential moving averages (EMA), and stochastic weight averaging (SWA; Izmailov et
+// al., "Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018).
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace lockstep::parallel {
+
+struct WeightAverageOptions {
+  // average = decay * average + (1 - decay) * weights, from 0 to 1. Nothing: the plain mean of all
+  // weights that were averaged, as SWA has it.
+  std::optional<double> decay = 0.999;
+  // So many calls of update() copy the weights only: the average begins after them.
+  int64_t start = 0;
+  // Then every so many calls take part in it, the first one among them.
+  int64_t every = 1;
+};
+
+//   WeightAverage average(net->parameters());         // fsdp.parameters() with an Fsdp
+//   ... optimizer.step(); average.update();           // after each step
+//   {
+//     const auto applied = average.apply();           // the model's weights are the average
+//     evaluate(net);
+//   }                                                 // and are what they were
+//
+// On each rank it averages what that rank has: whole parameters, equal on all ranks under Ddp and
+// with ZeroOptimizer, or an Fsdp's parts of them. It communicates nothing, and each element's
+// average depends on nothing but that element, so its bits are those of one process. The average of
+// half-precision weights is float32. Tracked by a Checkpointer it is saved under the names of the
+// parameters and restored on any number of ranks, with or without Fsdp.
+//
+// Statistics of BatchNorm belong to the weights with which they were made: give net->buffers(), too
+// (PyTorch's use_buffers), or run some batches in train() while the average is applied. Of tensors
+// that are neither real nor complex, such as counters, the average is what they were at the last
+// update().
+class WeightAverage {
+ public:
+  // Each tensor once, whatever its names. Throws ConfigError for a decay outside of 0 to 1, a
+  // negative start, an `every` below 1, and for undefined and sparse tensors.
+  explicit WeightAverage(const std::vector<at::Tensor>& weights, WeightAverageOptions options = {});
+  WeightAverage(const WeightAverage&) = delete;
+  WeightAverage& operator=(const WeightAverage&) = delete;
+
+  // After optimizer.step(). Throws ConfigError while the average is applied, and for weights that
+  // have another size or device than at construction.
+  void update();
+  // Begins anew, with the weights as they are: after loading others, for instance.
+  void restart();
+  // How often update() was called, with the runs before that were restored.
+  int64_t updates() const { return updates_; }
+
+  // The averages, in the order of the weights given: to be read.
+  const std::vector<at::Tensor>& averages() const { return averages_; }
+
+  // Gives the weights their values back at its end, whatever was written to them meanwhile.
+  class Applied {
+   public:
+    ~Applied();
+    Applied(Applied&& other) noexcept
+        : average_(std::exchange(other.average_, nullptr)), before_(std::move(other.before_)) {}
+    Applied& operator=(Applied&&) = delete;
+
+   private:
+    friend class WeightAverage;
+    explicit Applied(WeightAverage& average);
+    WeightAverage* average_;
+    std::vector<at::Tensor> before_;
+  };
+  // The weights have the average's values while the result lives; that takes memory for a copy of
+  // the weights. Between two steps: not between a forward and its backward. Throws as update().
+  [[nodiscard]] Applied apply();
+  bool is_applied() const { return is_applied_; }
+
+ private:
+  friend class WeightAverageState;  // what a checkpoint saves
+
+  void check(const char* what) const;
+
+  WeightAverageOptions options_;
+  std::vector<at::Tensor> weights_, averages_;
+  int64_t updates_ = 0;   // calls
+  int64_t averaged_ = 0;  // of them, those that are in the average
+  bool is_applied_ = false;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::WeightAverage;
+using parallel::WeightAverageOptions;
+}  // namespace lockstep

@@ -1,0 +1,127 @@
+#include "lockstep/parallel/weight_average.h"
+
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <set>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+
+namespace lockstep::parallel {
+namespace {
+
+bool is_averaged(const at::Tensor& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
+}
+
+// What the average of a weight is kept in.
+at::ScalarType type_of_average(const at::Tensor& weight) {
+  if (weight.scalar_type() == at::kComplexHalf) return at::kComplexFloat;
+  return weight.is_floating_point() && weight.element_size() < 4 ? at::kFloat
+                                                                 : weight.scalar_type();
+}
+
+// Every operation rounds each element by itself, wherever it lies: an addition with a factor would
+// be fused or not, as vectors end.
+void move_towards(at::Tensor& average, const at::Tensor& weight, double by) {
+  average.add_(weight.to(average.scalar_type()).sub(average).mul_(by));
+}
+
+}  // namespace
+
+WeightAverage::WeightAverage(const std::vector<at::Tensor>& weights, WeightAverageOptions options)
+    : options_(options) {
+  const double decay = options.decay.value_or(0);
+  if (!(decay >= 0 && decay <= 1)) {
+    throw ConfigError(fmt::format("[weight average] decay = {}: a number from 0 to 1", decay));
+  }
+  if (options.start < 0 || options.every < 1) {
+    throw ConfigError(
+        fmt::format("[weight average] start = {}, every = {}: 0 or more, and 1 or more",
+                    options.start, options.every));
+  }
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  std::set<const at::TensorImpl*> seen;
+  for (const auto& weight : weights) {
+    if (!weight.defined() || weight.layout() != at::kStrided) {
+      throw ConfigError(fmt::format("[weight average] weight {} is {}", weights_.size(),
+                                    weight.defined() ? "sparse" : "undefined"));
+    }
+    if (!seen.insert(weight.unsafeGetTensorImpl()).second) continue;
+    weights_.push_back(weight);
+    averages_.push_back(weight.detach().to(type_of_average(weight), /*non_blocking=*/false,
+                                           /*copy=*/true));
+  }
+}
+
+void WeightAverage::check(const char* what) const {
+  if (is_applied_) {
+    throw ConfigError(fmt::format("[weight average] {} while the average is applied", what));
+  }
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const at::Tensor &weight = weights_[i], &average = averages_[i];
+    if (weight.sizes() == average.sizes() && weight.device() == average.device()) continue;
+    throw ConfigError(fmt::format(
+        "[weight average] {}: weight {} had {} elements on {} and has {} on {}: construct the "
+        "average where the model is as it will be trained",
+        what, i, average.numel(), average.device().str(), weight.numel(), weight.device().str()));
+  }
+}
+
+void WeightAverage::update() {
+  check("update()");
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  const int64_t call = updates_++;
+  const bool is_begun = call >= options_.start;
+  if (is_begun && (call - options_.start) % options_.every != 0) return;
+  const bool copies = !is_begun || averaged_ == 0;
+  if (is_begun) ++averaged_;
+  const double by = options_.decay ? 1 - *options_.decay : 1.0 / static_cast<double>(averaged_);
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (copies || !is_averaged(weights_[i])) {
+      averages_[i].copy_(weights_[i]);
+    } else {
+      move_towards(averages_[i], weights_[i].detach(), by);
+    }
+  }
+}
+
+void WeightAverage::restart() {
+  check("restart()");
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < weights_.size(); ++i) averages_[i].copy_(weights_[i]);
+  updates_ = averaged_ = 0;
+}
+
+WeightAverage::Applied WeightAverage::apply() {
+  check("apply()");
+  return Applied(*this);
+}
+
+WeightAverage::Applied::Applied(WeightAverage& average) : average_(&average) {
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  for (const auto& weight : average.weights_) before_.push_back(weight.detach().clone());
+  for (size_t i = 0; i < before_.size(); ++i) average.weights_[i].copy_(average.averages_[i]);
+  average.is_applied_ = true;
+}
+
+WeightAverage::Applied::~Applied() {
+  if (average_ == nullptr) return;
+  average_->is_applied_ = false;
+  try {
+    const c10::InferenceMode normal(false);
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < before_.size(); ++i) average_->weights_[i].copy_(before_[i]);
+  } catch (const std::exception& error) {
+    log::error(fmt::format("[weight average] the weights did not get their values back: {}",
+                           error.what()));
+  }
+}
+
+}  // namespace lockstep::parallel

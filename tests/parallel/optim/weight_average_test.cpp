@@ -1,0 +1,262 @@
+// Averages of weights over steps: PyTorch's, with the same bits however the model is divided.
+#include "lockstep/parallel/weight_average.h"
+
+#include <gmock/gmock.h>
+
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/stateful.h"
+#include "parallel/fsdp/models.h"
+#include "parallel/python.h"
+#include "support/folder.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::optim::AdamWOptions;
+
+TEST(WeightAverages, AreThoseOfPython) {
+  const auto python = python_numbers("weight_average");
+  size_t at = 0;
+  for (const std::optional<double> decay : {std::optional(0.9), std::optional<double>()}) {
+    const at::Tensor weight = at::rand({1, 6});
+    WeightAverage average({weight}, {.decay = decay});
+    for (int step = 0; step < 12; ++step) {
+      weight.copy_(at::cos(at::arange(6) * static_cast<double>(step)).unsqueeze(0));
+      average.update();
+      for (int i = 0; i < 6; ++i) {
+        EXPECT_NEAR(average.averages()[0][0][i].item<double>(), python.at(at++), 1e-6);
+      }
+    }
+    EXPECT_EQ(average.updates(), 12);
+  }
+  EXPECT_EQ(at, python.size());
+}
+
+TEST(WeightAverages, BeginAfterTheStartAndTakeOneOfSeveralSteps) {
+  const at::Tensor weight = at::zeros({1});
+  WeightAverage average({weight}, {.decay = {}, .start = 2, .every = 3});
+  std::vector<float> found;
+  for (int step = 1; step <= 9; ++step) {
+    weight.fill_(step);
+    average.update();
+    found.push_back(average.averages()[0].item<float>());
+  }
+  // 1 and 2 are copied; 3, 6 and 9 are averaged.
+  EXPECT_THAT(found, testing::ElementsAre(1, 2, 3, 3, 3, 4.5, 4.5, 4.5, 6));
+}
+
+TEST(WeightAverages, OfEveryDtype) {
+  const at::Tensor half = at::ones({3}, at::kBFloat16), full = at::ones({3}, at::kDouble),
+                   pair = at::ones({3}, at::kComplexFloat), count = at::ones({}, at::kLong);
+  WeightAverage average({half, full, pair, count, half}, {.decay = 0.999});
+  ASSERT_EQ(average.averages().size(), 4u);  // a tied one is there once
+  EXPECT_EQ(average.averages()[0].scalar_type(), at::kFloat);
+  average.update();
+  for (int step = 0; step < 10; ++step) {
+    half.zero_();
+    full.zero_();
+    pair.zero_();
+    count.add_(1);
+    average.update();
+  }
+  const double want = std::pow(0.999, 10);  // which bfloat16 would round to 1
+  EXPECT_NEAR(average.averages()[0][0].item<double>(), want, 1e-6);
+  EXPECT_NEAR(average.averages()[1][0].item<double>(), want, 1e-12);
+  EXPECT_NEAR(at::real(average.averages()[2])[0].item<double>(), want, 1e-6);
+  EXPECT_EQ(average.averages()[3].item<int64_t>(), 11);
+}
+
+TEST(WeightAverages, AreAppliedForAWhile) {
+  torch::nn::Linear net(4, 3);
+  WeightAverage average(net->parameters(), {.decay = 0.5});
+  average.update();
+  const at::Tensor first = net->weight.detach().clone();
+  {
+    const at::NoGradGuard no_grad;
+    net->weight.add_(1);
+  }
+  average.update();
+  const at::Tensor raw = net->weight.detach().clone();
+  {
+    const auto applied = average.apply();
+    EXPECT_TRUE(average.is_applied());
+    EXPECT_TRUE(at::allclose(net->weight, first + 0.5));
+    EXPECT_THAT(message_of<ConfigError>([&] { average.update(); }),
+                HasSubstr("update() while the average is applied"));
+    EXPECT_THAT(message_of<ConfigError>([&] { (void)average.apply(); }),
+                HasSubstr("apply() while the average is applied"));
+    const at::NoGradGuard no_grad;
+    net->weight.zero_();  // lost
+  }
+  EXPECT_FALSE(average.is_applied());
+  EXPECT_TRUE(at::equal(net->weight, raw));
+  average.update();
+}
+
+TEST(WeightAverages, RefuseWhatTheyCannotAverage) {
+  const at::Tensor weight = at::zeros({4});
+  for (const double decay : {-0.1, 1.1, std::nan("")}) {
+    EXPECT_THAT(message_of<ConfigError>([&] { WeightAverage({weight}, {.decay = decay}); }),
+                HasSubstr("a number from 0 to 1"));
+  }
+  EXPECT_THAT(message_of<ConfigError>([&] { WeightAverage({weight}, {.every = 0}); }),
+              HasSubstr("start = 0, every = 0: 0 or more, and 1 or more"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                WeightAverage({weight, {}}, {});
+              }),
+              HasSubstr("weight 1 is undefined"));
+  WeightAverage average({weight});
+  weight.set_data(at::zeros({5}));
+  EXPECT_THAT(message_of<ConfigError>([&] { average.update(); }),
+              AllOf(HasSubstr("weight 0 had 4 elements on cpu and has 5 on cpu")));
+}
+
+// Every rank has the same batch, so that the number of ranks changes no bit of the gradients.
+template <class Optimizer>
+void averaged_steps(Tower& net, Optimizer& optimizer, WeightAverage& average, int from, int to) {
+  for (int step = from; step < to; ++step) {
+    optimizer.zero_grad();
+    tower_loss(net, 0, step).backward();
+    optimizer.step();
+    average.update();
+  }
+}
+
+at::Tensor scores_of(Tower& net) {
+  const at::NoGradGuard no_grad;
+  return call(net, tower_input(0, 99)).clone();
+}
+
+// A model as one process has it after some steps.
+struct UsualAverage {
+  explicit UsualAverage(int steps) { averaged_steps(net, adam, average, 0, steps); }
+  Tower net;
+  FusedAdamW adam{net->parameters(), AdamWOptions(0.01)};
+  WeightAverage average{net->parameters(), {.decay = 0.8}};
+};
+
+TEST(WeightAverages, OfADividedModelAreItsPartsOfTheWholeOnes) {
+  for (const bool share : {true, false}) {
+    spawn(2, [&](World& world) {
+      UsualAverage usual(4);
+      Tower net;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
+      WeightAverage average(fsdp.parameters(), {.decay = 0.8});
+      averaged_steps(net, adam, average, 0, 3);
+      at::Tensor found;
+      for (int step = 3; step < 5; ++step) {  // training goes on after an evaluation
+        averaged_steps(net, adam, average, step, step + 1);
+        if (step == 3) {
+          const auto applied = average.apply();
+          found = scores_of(net);
+        }
+      }
+      {
+        const auto applied = usual.average.apply();
+        EXPECT_TRUE(at::equal(found, scores_of(usual.net)));
+      }
+      averaged_steps(usual.net, usual.adam, usual.average, 4, 5);
+      expect_same_parameters(fsdp, net, usual.net);
+      const auto shards = fsdp.shards();
+      const auto names = usual.net->named_parameters().keys();
+      for (size_t i = 0; i < shards.size(); ++i) {
+        ASSERT_EQ(shards[i].name, names[i]);
+        EXPECT_TRUE(at::equal(average.averages()[i],
+                              part_of_shard(usual.average.averages()[i], shards[i])));
+      }
+    });
+  }
+}
+
+// Saves after two steps, or restores and makes two more: with an Fsdp, or whole.
+void save_or_restore(World& world, bool is_divided, const std::string& folder, bool restores) {
+  UsualAverage usual(restores ? 4 : 2);
+  Tower net(restores ? 9 : 0);
+  Checkpointer checkpoints(world.group(), folder);
+  const auto go = [&](auto& model, auto& adam, WeightAverage& average) {
+    checkpoints.track("net", model);
+    checkpoints.track("adam", adam);
+    checkpoints.track("ema", average);
+    if (restores) {
+      checkpoints.restore_latest();
+      EXPECT_EQ(average.updates(), 2);
+      averaged_steps(net, adam, average, 2, 4);
+      return;
+    }
+    averaged_steps(net, adam, average, 0, 2);
+    checkpoints.save(2);
+    const auto applied = average.apply();
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(3); }),
+                HasSubstr("save() while the average is applied"));
+  };
+  const auto& wanted = usual.average.averages();
+  if (is_divided) {
+    Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net)});
+    FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
+    WeightAverage average(fsdp.parameters(), {.decay = 0.8});
+    go(fsdp, adam, average);
+    const auto shards = fsdp.shards();
+    for (size_t i = 0; i < shards.size(); ++i) {
+      EXPECT_TRUE(at::equal(average.averages()[i], part_of_shard(wanted[i], shards[i])));
+    }
+    return;
+  }
+  Ddp ddp(net, world.group());
+  FusedAdamW adam(net->parameters(), AdamWOptions(0.01));
+  WeightAverage average(net->parameters(), {.decay = 0.8});
+  go(net, adam, average);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    EXPECT_TRUE(at::equal(average.averages()[i], wanted[i]));
+  }
+}
+
+TEST(WeightAverages, AreRestoredOnOtherRanksWithAndWithoutFsdp) {
+  struct Change {
+    bool saved_divided;
+    int saved_ranks;
+    bool divided;
+    int ranks;
+  };
+  for (const Change change : {Change{true, 2, false, 1}, {false, 1, true, 4}, {true, 4, true, 2}}) {
+    const Folder folder;
+    spawn(change.saved_ranks, [&](World& world) {
+      save_or_restore(world, change.saved_divided, folder.path(), false);
+    });
+    spawn(change.ranks,
+          [&](World& world) { save_or_restore(world, change.divided, folder.path(), true); });
+  }
+}
+
+TEST(WeightAverages, BeginAnewWhereACheckpointHasNone) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Tower net;
+    Ddp ddp(net, world.group());
+    {
+      Checkpointer checkpoints(world.group(), folder.path());
+      checkpoints.track("net", net);
+      checkpoints.save(1);
+    }
+    Tower other(7);
+    WeightAverage average(other->parameters());
+    average.update();
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("net", other);
+    checkpoints.track("ema", average);
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                HasSubstr("ema/net/words.weight is missing"));
+    checkpoints.restore_latest({.allow_missing = {"ema/*"}});
+    EXPECT_EQ(average.updates(), 1);  // as it was
+    average.restart();
+    EXPECT_EQ(average.updates(), 0);
+    EXPECT_TRUE(at::equal(average.averages()[0], net->parameters()[0]));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,107 @@
+// A Trainer that averages weights trains as one that does not, and evaluates the averages.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "support/folder.h"
+#include "support/spawn.h"
+#include "train/net.h"
+#include "train/printed.h"
+
+namespace lockstep {
+namespace {
+
+using test::flat;
+using test::Folder;
+using test::spawn;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// What a callback of an evaluation sees.
+struct SeenAtEvaluation : train::Callback {
+  explicit SeenAtEvaluation(const test::TrainNet& of) : net(of) {}
+  void on_evaluate(const train::RunState&, train::Requests&) override { model = flat(*net); }
+  test::TrainNet net;
+  at::Tensor model;
+};
+
+at::Tensor together(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> all;
+  for (const auto& tensor : tensors) all.push_back(tensor.to(at::kDouble).flatten());
+  return torch::cat(all);
+}
+
+TEST(AveragedTraining, EvaluatesTheAveragesAndTrainsAsWithout) {
+  spawn(2, [](World& world) {
+    const auto samples = test::train_samples(113), held_out = test::train_samples(31, 6);
+    const auto options_with = [&](bool average) {
+      auto options = test::train_options({{"clip", average ? "average" : "plain"}});
+      options.evaluation = {.data = held_out, .every_steps = 3};
+      return options;
+    };
+    seed_everything(1, world);
+    test::TrainNet plain;
+    train::Trainer usual(world, plain, train::cross_entropy(), samples, options_with(false));
+    const auto expected = usual.run();
+    EXPECT_EQ(usual.average(), nullptr);
+
+    seed_everything(1, world);
+    test::TrainNet net;
+    auto options = options_with(true);
+    const auto seen = std::make_shared<SeenAtEvaluation>(net);
+    options.callbacks = {seen};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    const auto found = trainer.run();
+    EXPECT_TRUE(at::equal(flat(*net), flat(*plain)));
+    EXPECT_NE(found.state.metrics, expected.state.metrics);
+    EXPECT_EQ(trainer.average()->updates(), found.state.step);
+    // Parameters and buffers, in one order.
+    EXPECT_TRUE(at::equal(seen->model, together(trainer.average()->averages())));
+    EXPECT_EQ(trainer.evaluate(), found.state.metrics);
+    const auto applied = trainer.average()->apply();
+    EXPECT_EQ(trainer.evaluate(), found.state.metrics);  // as it is applied already
+    EXPECT_TRUE(at::equal(flat(*net), seen->model));
+  });
+}
+
+TEST(AveragedTraining, BeginsWithACheckpointThatHasNoAverages) {
+  const Folder folder;
+  const auto trained = [&](World& world, bool average, int64_t steps) {
+    seed_everything(1, world);
+    test::TrainNet net;
+    const auto samples = test::train_samples(113);
+    auto options = test::train_options({{average ? "average" : "plain"}});
+    options.epochs = 0;
+    options.max_steps = steps;
+    options.saving = {.directory = folder / "run"};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    trainer.run();
+    return average ? trainer.average()->updates() : 0;
+  };
+  spawn(2, [&](World& world) { trained(world, false, 4); });
+  spawn(1, [&](World& world) { EXPECT_EQ(trained(world, true, 6), 2); });
+  spawn(2, [&](World& world) { EXPECT_EQ(trained(world, true, 9), 5); });  // has them by then
+}
+
+TEST(AveragedTraining, IsConfigured) {
+  const Folder folder;
+  auto config = test::small_run(folder / "plain");
+  test::printed(2, config);
+  config.weight_average = {.kind = "swa", .start_step = 10, .every_steps = 2};
+  config.logging.output_dir = folder / "averaged";
+  EXPECT_THAT(test::printed(2, config), HasSubstr("evaluated with averaged weights: SWA\n"));
+  const auto result_of_run = [&](const char* name) {
+    return nlohmann::json::parse(test::contents(folder / name / "result.json"));
+  };
+  const auto plain = result_of_run("plain"), averaged = result_of_run("averaged");
+  EXPECT_EQ(plain["train_loss"], averaged["train_loss"]);
+  EXPECT_NE(plain["metrics"], averaged["metrics"]);
+  EXPECT_THAT(
+      test::contents(folder / "averaged/config.yaml"),
+      AllOf(HasSubstr("weight_average:\n"), HasSubstr("kind: swa"), HasSubstr("start_step: 10")));
+}
+
+}  // namespace
+}  // namespace lockstep
