@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 
+#include "random/common/options.h"
 #include "random/runs/compare.h"
 #include "support/folder.h"
 
@@ -25,29 +26,15 @@ struct Options {
 
 Options options_from(int count, char** words) {
   Options options;
-  if (count % 2 == 0) throw std::invalid_argument("an option lacks its value");
-  for (int i = 1; i + 1 < count; i += 2) {
-    const std::string name = words[i], value = words[i + 1];
-    if (name == "--seed") {
-      options.seed = std::stoull(value);
-    } else if (name == "--count") {
-      options.count = std::stoi(value);
-    } else if (name == "--minutes") {
-      options.minutes = std::stod(value);
-    } else if (name == "--courses") {
-      options.courses = std::stoi(value);
-    } else if (name == "--shrink") {
-      options.shrink = std::stoi(value);
-    } else if (name == "--run") {
-      options.run = value;
-    } else if (name == "--course") {
-      options.course = value;
-    } else if (name == "--show") {
-      options.show = value;
-    } else {
-      throw std::invalid_argument("there is no option " + name);
-    }
-  }
+  read_options(count, words,
+               {{"--seed", &options.seed},
+                {"--count", &options.count},
+                {"--minutes", &options.minutes},
+                {"--courses", &options.courses},
+                {"--shrink", &options.shrink},
+                {"--run", &options.run},
+                {"--course", &options.course},
+                {"--show", &options.show}});
   return options;
 }
 

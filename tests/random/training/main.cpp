@@ -13,6 +13,7 @@
 #include <set>
 #include <sstream>
 
+#include "random/common/options.h"
 #include "random/training/features.h"
 #include "random/training/shrink.h"
 #include "random/training/worlds.h"
@@ -33,29 +34,15 @@ struct Options {
 
 Options options_from(int count, char** words) {
   Options options;
-  for (int i = 1; i + 1 < count; i += 2) {
-    const std::string name = words[i], value = words[i + 1];
-    if (name == "--seed") {
-      options.seed = std::stoull(value);
-    } else if (name == "--count") {
-      options.count = std::stoi(value);
-    } else if (name == "--minutes") {
-      options.minutes = std::stod(value);
-    } else if (name == "--backend") {
-      options.backend = value;
-    } else if (name == "--ranks") {
-      options.ranks = std::stoi(value);
-    } else if (name == "--program") {
-      options.program = value;
-    } else if (name == "--list") {
-      options.list = value;
-    } else if (name == "--shrink") {
-      options.shrink = std::stoi(value);
-    } else {
-      throw std::invalid_argument("there is no option " + name);
-    }
-  }
-  if (count % 2 == 0) throw std::invalid_argument("an option lacks its value");
+  read_options(count, words,
+               {{"--seed", &options.seed},
+                {"--count", &options.count},
+                {"--minutes", &options.minutes},
+                {"--backend", &options.backend},
+                {"--ranks", &options.ranks},
+                {"--program", &options.program},
+                {"--list", &options.list},
+                {"--shrink", &options.shrink}});
   return options;
 }
 
