@@ -93,7 +93,7 @@ TEST(AveragedTraining, IsConfigured) {
   config.logging.output_dir = folder / "averaged";
   EXPECT_THAT(test::printed(2, config), HasSubstr("evaluated with averaged weights: SWA\n"));
   const auto result_of_run = [&](const char* name) {
-    return nlohmann::json::parse(test::contents(folder / name / "result.json"));
+    return nlohmann::json::parse(test::contents(folder / name + "/result.json"));
   };
   const auto plain = result_of_run("plain"), averaged = result_of_run("averaged");
   EXPECT_EQ(plain["train_loss"], averaged["train_loss"]);
