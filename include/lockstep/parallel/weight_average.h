@@ -42,8 +42,8 @@ struct WeightAverageOptions {
 // update().
 class WeightAverage {
  public:
-  // Each tensor once, whatever its names. Throws ConfigError for a decay outside of 0 to 1, a
-  // negative start, an `every` below 1, and for undefined and sparse tensors.
+  // A tensor that is given several times has one average. Throws ConfigError for a decay outside of
+  // 0 to 1, a negative start, an `every` below 1, and for undefined and sparse tensors.
   explicit WeightAverage(const std::vector<at::Tensor>& weights, WeightAverageOptions options = {});
   WeightAverage(const WeightAverage&) = delete;
   WeightAverage& operator=(const WeightAverage&) = delete;
@@ -56,8 +56,8 @@ class WeightAverage {
   // How often update() was called, with the runs before that were restored.
   int64_t updates() const { return updates_; }
 
-  // The averages, in the order of the weights given: to be read.
-  const std::vector<at::Tensor>& averages() const { return averages_; }
+  // The average of each of the weights given, in their order: to be read.
+  const std::vector<at::Tensor>& averages() const { return given_; }
 
   // Gives the weights their values back at its end, whatever was written to them meanwhile.
   class Applied {
@@ -84,9 +84,10 @@ class WeightAverage {
   void check(const char* what) const;
 
   WeightAverageOptions options_;
-  std::vector<at::Tensor> weights_, averages_;
-  int64_t updates_ = 0;   // calls
-  int64_t averaged_ = 0;  // of them, those that are in the average
+  std::vector<at::Tensor> weights_, averages_;  // each once
+  std::vector<at::Tensor> given_;               // of averages_, those of the weights given
+  int64_t updates_ = 0;                         // calls
+  int64_t averaged_ = 0;                        // of them, those that are in the average
   bool is_applied_ = false;
 };
 

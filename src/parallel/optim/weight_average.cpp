@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <exception>
-#include <set>
+#include <map>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -44,16 +44,19 @@ WeightAverage::WeightAverage(const std::vector<at::Tensor>& weights, WeightAvera
   }
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
-  std::set<const at::TensorImpl*> seen;
+  std::map<const at::TensorImpl*, at::Tensor> known;
   for (const auto& weight : weights) {
     if (!weight.defined() || weight.layout() != at::kStrided) {
-      throw ConfigError(fmt::format("[weight average] weight {} is {}", weights_.size(),
+      throw ConfigError(fmt::format("[weight average] weight {} is {}", given_.size(),
                                     weight.defined() ? "sparse" : "undefined"));
     }
-    if (!seen.insert(weight.unsafeGetTensorImpl()).second) continue;
-    weights_.push_back(weight);
-    averages_.push_back(weight.detach().to(type_of_average(weight), /*non_blocking=*/false,
-                                           /*copy=*/true));
+    at::Tensor& average = known[weight.unsafeGetTensorImpl()];
+    if (!average.defined()) {
+      average = weight.detach().to(type_of_average(weight), /*non_blocking=*/false, /*copy=*/true);
+      weights_.push_back(weight);
+      averages_.push_back(average);
+    }
+    given_.push_back(average);
   }
 }
 
