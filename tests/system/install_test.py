@@ -131,6 +131,15 @@ def test_components(folder):
     find(folder + "/build", prefix, "REQUIRED;COMPONENTS;core;gpu").expect(status=1, err=r"no\s+component\s+gpu")
 
 
+def test_a_project_that_finds_torch_below(folder):
+    """Where the targets of libtorch cannot be changed, it is told."""
+    cuda = LIBTORCH / "lib/libtorch_cuda.so"
+    configured = beside_torch(folder + "/build", "lockstep", f"-DCMAKE_PREFIX_PATH={install(folder)}", "-DBELOW=ON")
+    configured.expect()
+    missing = cuda.exists() and "not found" in subprocess.run(["ldd", cuda], capture_output=True, text=True).stdout
+    assert ("such a program does not start" in " ".join(configured.err.split())) == missing, configured
+
+
 def with_sources(build, packages, *flags):
     return beside_torch(build, packages, f"-DLOCKSTEP_SOURCE={SOURCE}", f"-DLOCKSTEP_TORCH_DIR={LIBTORCH}", *flags)
 
@@ -148,4 +157,4 @@ def test_a_project_with_the_sources_in_it(folder):
 if __name__ == "__main__":
     run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first,
                test_a_project_that_finds_torch_last, test_a_project_with_another_libtorch_is_told,
-               test_components, test_a_project_with_the_sources_in_it])
+               test_components, test_a_project_that_finds_torch_below, test_a_project_with_the_sources_in_it])
