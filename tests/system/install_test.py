@@ -154,7 +154,23 @@ def test_a_project_with_the_sources_in_it(folder):
             configured.expect(out="there is lockstep::c10d$")
 
 
+def test_flags_of_a_project_with_the_sources_in_it(folder):
+    """Checks of what is finite stay, and names are exported, whatever the project's own code is compiled with."""
+    build = folder + "/build"
+    with_sources(build, "lockstep", "-DCMAKE_CXX_FLAGS=-ffast-math", "-DCMAKE_CXX_VISIBILITY_PRESET=hidden",
+                 "-DCMAKE_VISIBILITY_INLINES_HIDDEN=ON").expect()
+    commands = run("ninja", "-C", build, "-t", "commands", "start").out
+    ours = [line for line in commands.splitlines() if "-ffast-math" in line and "start.cpp" not in line]
+    assert ours, commands[-3000:]
+    for line in ours:
+        assert re.search("-ffast-math .*-fno-fast-math ", line), line
+        assert not re.search("-fvisibility=hidden|-fvisibility-inlines-hidden", line), line
+    with_sources(folder + "/refused", "lockstep", "-DCMAKE_CXX_FLAGS=-fno-rtti").expect(
+        status=1, err=r"cannot\s+be\s+compiled\s+with\s+-fno-rtti")
+
+
 if __name__ == "__main__":
     run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first,
                test_a_project_that_finds_torch_last, test_a_project_with_another_libtorch_is_told,
-               test_components, test_a_project_that_finds_torch_below, test_a_project_with_the_sources_in_it])
+               test_components, test_a_project_that_finds_torch_below, test_a_project_with_the_sources_in_it,
+               test_flags_of_a_project_with_the_sources_in_it])
