@@ -85,7 +85,7 @@ def test_a_folder_without_one_is_refused(folder):
     mine, empty = project(folder), folder + "/empty"
     configure(mine, folder + "/build", f"-DLOCKSTEP_TORCH_DIR={empty}").expect(
         status=1, err=rf"neither {empty} nor\s+{empty}/torch\s+has\s+lib/libtorch_cpu.so")
-    run("cmake", "-S", SOURCE, "-B", folder + "/build2", f"-DLOCKSTEP_TORCH={empty}").expect(
+    run("cmake", "-S", SOURCE, "-B", folder + "/build2", "-G", "Ninja", f"-DLOCKSTEP_TORCH={empty}").expect(
         status=1, err=rf"LOCKSTEP_TORCH='{empty}'\s+is\s+neither\s+ON\s+nor\s+OFF(.|\n)*-DLOCKSTEP_TORCH_DIR=")
 
 
