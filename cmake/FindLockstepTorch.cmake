@@ -1,32 +1,63 @@
 # libtorch >= the asked version as LockstepTorch::cpu, from the first of
-#   1. LOCKSTEP_TORCH_DIR / $LOCKSTEP_TORCH: a folder that holds torch/ (an unpacked wheel, site-packages, a libtorch's parent)
-#   2. Torch_DIR or CMAKE_PREFIX_PATH: the user's own libtorch
-#   3. .deps/libtorch of this project, put there by scripts/setup.sh
-#   4. a Python in PATH that has torch
+#   1. LOCKSTEP_TORCH_DIR / $LOCKSTEP_TORCH / LockstepTorch_ROOT: a folder that holds torch/ (an unpacked wheel,
+#      site-packages) or is a libtorch
+#   2. Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH, of CMake or the environment: the user's own libtorch
+#   3. the one that this build folder already has
+#   4. .deps/libtorch of this project, put there by scripts/setup.sh
+#   5. LockstepTorch_HINT, of an installed Lockstep
+#   6. a Python in PATH that has torch
 # The targets point straight at libtorch_cpu.so and libc10.so: the wheel's own TorchConfig wants a whole CUDA toolkit,
 # even for a CPU program. LockstepTorch_CUDA tells whether libtorch_cuda.so is there, too.
-set(_hints ${LOCKSTEP_TORCH_DIR} $ENV{LOCKSTEP_TORCH})
-foreach(_dir ${Torch_DIR} $ENV{Torch_DIR})
-  list(APPEND _hints ${_dir}/../../../.. ${_dir}/../../..)  # <root>/torch/share/cmake/Torch, <root>/share/cmake/Torch
+set(_reason "run scripts/setup.sh, or give your own libtorch with -DTorch_DIR=... or -DCMAKE_PREFIX_PATH=...")
+set(_folders "")
+set(_named ${LOCKSTEP_TORCH_DIR} $ENV{LOCKSTEP_TORCH} ${LockstepTorch_ROOT})
+list(FILTER _named EXCLUDE REGEX "-NOTFOUND$")
+if(_named)  # names nothing but a libtorch, so another one is not what was asked for
+  list(GET _named 0 _dir)
+  list(APPEND _folders "${_dir}/torch" "${_dir}")
+  set(_nothing "neither ${_dir} nor ${_dir}/torch has lib/libtorch_cpu.so")
+  string(APPEND _nothing ", and it was named by LOCKSTEP_TORCH_DIR, LOCKSTEP_TORCH or LockstepTorch_ROOT")
+else()
+  foreach(_dir ${Torch_DIR} $ENV{Torch_DIR})
+    if(_dir)
+      list(APPEND _folders "${_dir}/../../..")  # of <libtorch>/share/cmake/Torch
+    endif()
+  endforeach()
+  string(REPLACE ":" ";" _env "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(_dir ${Torch_ROOT} $ENV{Torch_ROOT} ${CMAKE_PREFIX_PATH} ${_env})
+    list(APPEND _folders "${_dir}/torch" "${_dir}")
+    if(EXISTS "${_dir}/Torch")  # torch.utils.cmake_prefix_path: <libtorch>/share/cmake
+      list(APPEND _folders "${_dir}/../..")
+    endif()
+  endforeach()
+  list(APPEND _folders ${LockstepTorch_FOLDER})
+  list(APPEND _folders "${PROJECT_SOURCE_DIR}/.deps/libtorch/torch" "${PROJECT_SOURCE_DIR}/.deps/libtorch" ${LockstepTorch_HINT})
+endif()
+set(_root "")
+foreach(_dir ${_folders})
+  get_filename_component(_dir "${_dir}" ABSOLUTE BASE_DIR "${CMAKE_SOURCE_DIR}")
+  if(NOT _root AND EXISTS "${_dir}/lib/libtorch_cpu.so")
+    set(_root "${_dir}")
+  endif()
 endforeach()
-foreach(_dir ${CMAKE_PREFIX_PATH} $ENV{CMAKE_PREFIX_PATH})
-  list(APPEND _hints ${_dir} ${_dir}/.. ${_dir}/../..)
-endforeach()
-list(APPEND _hints ${PROJECT_SOURCE_DIR}/.deps/libtorch ${LockstepTorch_HINT})
-find_path(LockstepTorch_ROOT NAMES torch/lib/libtorch_cpu.so lib/libtorch_cpu.so HINTS ${_hints} NO_DEFAULT_PATH)
-if(NOT LockstepTorch_ROOT)
-  find_program(_python NAMES python3)
+if(_named AND NOT _root)
+  set(_reason "${_nothing}")
+elseif(NOT _root)
+  find_program(_python NAMES python3 NO_CACHE)
   if(_python)
     execute_process(COMMAND ${_python} -c
-      "import importlib.util as u, os; print(os.path.dirname(os.path.dirname(u.find_spec('torch').origin)))"
-      OUTPUT_VARIABLE _site OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-    find_path(LockstepTorch_ROOT NAMES torch/lib/libtorch_cpu.so HINTS ${_site} NO_DEFAULT_PATH)
+      "import importlib.util as u, os; print(os.path.dirname(u.find_spec('torch').origin))"
+      OUTPUT_VARIABLE _dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(_dir AND EXISTS "${_dir}/lib/libtorch_cpu.so")
+      set(_root "${_dir}")
+    endif()
   endif()
 endif()
-if(EXISTS "${LockstepTorch_ROOT}/torch/lib/libtorch_cpu.so")
-  set(_root "${LockstepTorch_ROOT}/torch")
-else()
-  set(_root "${LockstepTorch_ROOT}")
+unset(LockstepTorch_LIBRARY_DIR)
+unset(LockstepTorch_VERSION)
+if(_root)
+  set(LockstepTorch_FOLDER "${_root}" CACHE INTERNAL "The libtorch that was found")
+  set(LockstepTorch_LIBRARY_DIR "${_root}/lib")
 endif()
 foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
   if(NOT LockstepTorch_VERSION AND EXISTS "${_root}/include/${_header}")
@@ -36,10 +67,9 @@ foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.
 endforeach()
 
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(LockstepTorch REQUIRED_VARS LockstepTorch_ROOT VERSION_VAR LockstepTorch_VERSION
-  REASON_FAILURE_MESSAGE "run scripts/setup.sh, or give your own libtorch with -DTorch_DIR=... or -DCMAKE_PREFIX_PATH=...")
+find_package_handle_standard_args(LockstepTorch REQUIRED_VARS LockstepTorch_LIBRARY_DIR VERSION_VAR LockstepTorch_VERSION
+  REASON_FAILURE_MESSAGE "${_reason}")
 if(LockstepTorch_FOUND AND NOT TARGET LockstepTorch::cpu)
-  set(LockstepTorch_LIBRARY_DIR "${_root}/lib")
   set(LockstepTorch_CUDA OFF)
   if(EXISTS "${_root}/lib/libtorch_cuda.so")
     set(LockstepTorch_CUDA ON)
@@ -56,4 +86,3 @@ if(LockstepTorch_FOUND AND NOT TARGET LockstepTorch::cpu)
     INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined"
     INTERFACE_LINK_LIBRARIES LockstepTorch::c10)
 endif()
-mark_as_advanced(LockstepTorch_ROOT)

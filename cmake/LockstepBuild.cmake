@@ -14,6 +14,21 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g0")
+# What a project around this one says to its compiler is said to Lockstep's sources, too.
+get_directory_property(outer COMPILE_OPTIONS)
+string(REPLACE ";" " " outer " ${CMAKE_CXX_FLAGS} ${outer} ")
+if(outer MATCHES " (-fno-exceptions|-fno-rtti) ")
+  message(FATAL_ERROR "Lockstep cannot be compiled with ${CMAKE_MATCH_1}, nor can libtorch's headers: set it for your "
+                      "own targets alone, with target_compile_options")
+endif()
+# Losses that are not finite have to be seen, and the same bits to come out whether or not the processor can fuse a
+# product with a sum.
+add_compile_options(-fno-fast-math -ffp-contract=off)
+# Else the library, once loaded, would have the processor take small numbers for 0.
+add_link_options(-fno-fast-math -fno-unsafe-math-optimizations)
+# Its symbols are what a program links.
+set(CMAKE_CXX_VISIBILITY_PRESET default)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN OFF)
 
 find_program(LOCKSTEP_MOLD mold)
 if(LOCKSTEP_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -39,7 +54,6 @@ if(EXISTS ${PROJECT_SOURCE_DIR}/.deps/debian/usr)
 endif()
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
-find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED)
 find_package(CLI11 REQUIRED)

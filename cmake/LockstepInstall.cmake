@@ -4,6 +4,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 set(targets lockstep_core lockstep_tool)
 if(LOCKSTEP_TORCH)
   list(APPEND targets lockstep lockstep_trainer lockstep_bench)
+  string(REGEX MATCH "^[0-9]+[.][0-9]+" LockstepTorch_MINOR "${LockstepTorch_VERSION}")
   # The libtorch that this was built against, unless a program brings another.
   set_target_properties(lockstep PROPERTIES INSTALL_RPATH "\$ORIGIN;${LockstepTorch_LIBRARY_DIR}")
   set_target_properties(lockstep_trainer lockstep_bench PROPERTIES INSTALL_RPATH

@@ -21,7 +21,7 @@ class LockstepRecipe(ConanFile):
     options = {"torch": ["ANY"]}
     default_options = {"torch": ""}
     requires = ("cli11/2.3.2", "fmt/9.1.0", "libjpeg/9e", "libpng/1.6.43", "nlohmann_json/3.11.2", "openssl/3.2.2",
-                "spdlog/1.11.0", "yaml-cpp/0.7.0", "zlib/1.3.1")
+                "yaml-cpp/0.7.0", "zlib/1.3.1")
 
     def set_version(self):
         text = (pathlib.Path(self.recipe_folder) / "../../CMakeLists.txt").read_text()

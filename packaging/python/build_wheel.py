@@ -20,7 +20,7 @@ import zipfile
 # Of libraries that the package needs: those of the system, of the C++ compiler, of torch.
 NOT_OURS = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|resolv|z|ssl|crypto|"
                       r"torch\w*|c10\w*|cu\w*|nv\w*|gomp.*))[-.]")
-LICENSES = {"fmt": "libfmt9", "spdlog": "libspdlog1.10", "yaml-cpp": "libyaml-cpp0.7", "jpeg": "libjpeg62-turbo",
+LICENSES = {"fmt": "libfmt9", "yaml-cpp": "libyaml-cpp0.7", "jpeg": "libjpeg62-turbo",
             "png": "libpng16-16"}
 ENTRY_POINTS = "\n[console_scripts]\nlockstep = lockstep.__main__:main\n"
 

@@ -1,60 +1,63 @@
 #include "lockstep/core/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <new>
 #include <string>
 
 namespace lockstep::log {
 namespace {
 
-spdlog::level::level_enum to_spdlog(Level level) {
-  switch (level) {
-    case Level::Trace:
-      return spdlog::level::trace;
-    case Level::Debug:
-      return spdlog::level::debug;
-    case Level::Info:
-      return spdlog::level::info;
-    case Level::Warn:
-      return spdlog::level::warn;
-    case Level::Error:
-      return spdlog::level::err;
+// What LOCKSTEP_LOG may be, in the order of the levels.
+constexpr std::string_view kWords[] = {"trace", "debug", "info", "warn", "error", "off"};
+// What a line says of its level.
+constexpr std::string_view kShown[] = {"trace", "debug", "info", "warning", "error"};
+
+constexpr int kNoRank = -1;
+std::atomic<int> g_rank{kNoRank};
+
+// Destructors of static objects may log, too: nothing here has one. In one call, since all ranks
+// may have the same stderr.
+void print(Level level, std::string_view text) {
+  const int rank = g_rank.load(std::memory_order_relaxed);
+  try {
+    const auto line = fmt::format("[lockstep] {}{}: {}\n",
+                                  rank == kNoRank ? std::string() : fmt::format("rank {} ", rank),
+                                  kShown[static_cast<int>(level)], text);
+    std::fwrite(line.data(), 1, line.size(), stderr);
+    std::fflush(stderr);             // a program may have given it a buffer
+  } catch (const std::bad_alloc&) {  // not a reason to end a run
   }
-  return spdlog::level::off;
 }
 
-// A logger of our own: the process-wide default belongs to the user.
-spdlog::logger& logger() {
-  // Destructors of static objects may log, too.
-  static auto& instance = *new spdlog::logger([] {
-    spdlog::logger made("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+// The finest level that is written, as a number; beyond them all when none is.
+int finest() {
+  static const int level = [] {
+    constexpr int kDefault = static_cast<int>(Level::Warn);
     const char* wanted = std::getenv("LOCKSTEP_LOG");
-    made.set_pattern("[lockstep] %l: %v");
-    made.set_level(spdlog::level::warn);
-    if (wanted == nullptr) return made;
-    const auto level = spdlog::level::from_str(wanted);  // off for what it does not know
-    if (level == spdlog::level::off && std::string(wanted) != "off") {
-      made.warn("LOCKSTEP_LOG='{}' is none of trace, debug, info, warn, error, off", wanted);
-    } else {
-      made.set_level(level);
-    }
-    return made;
-  }());
-  return instance;
+    if (wanted == nullptr) return kDefault;
+    const auto found = std::find(std::begin(kWords), std::end(kWords), wanted);
+    if (found != std::end(kWords)) return static_cast<int>(found - std::begin(kWords));
+    print(Level::Warn,
+          fmt::format("LOCKSTEP_LOG='{}' is none of trace, debug, info, warn, error, off", wanted));
+    return kDefault;
+  }();
+  return level;
 }
 
 }  // namespace
 
-void set_rank(int rank) {
-  logger().set_pattern("[lockstep] rank " + std::to_string(rank) + " %l: %v");
-}
+void set_rank(int rank) { g_rank.store(rank, std::memory_order_relaxed); }
 
-bool enabled(Level level) { return logger().should_log(to_spdlog(level)); }
+bool enabled(Level level) { return static_cast<int>(level) >= finest(); }
 
 void write(Level level, std::string_view text) {
-  logger().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+  if (enabled(level)) print(level, text);
 }
 
 }  // namespace lockstep::log

@@ -1,5 +1,5 @@
 """Holds the rooms apart: includes point only left, the launcher stays free of torch, files stay
-short, and lines of Python and of pages too.
+short, and lines of Python and of pages too; public headers go together with Qt's keywords.
 
 python3 layers.py SOURCE_DIR BUILD_DIR
 """
@@ -64,6 +64,7 @@ HEADERS = {
     },
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
+QT = re.compile(r"\b(signals|slots|emit|foreach|forever)\b")  # macros, unless a program turns them off
 SEARCHED = "include src tools tests examples benchmarks docs packaging python scripts".split()
 SUFFIXES = {".h", ".cpp", ".inl", ".py", ".sh"}
 MOST_LINES = 450
@@ -157,6 +158,9 @@ def faults(source):
         for number, line in enumerate(text.split("\n") if path.suffix == ".py" else [], 1):
             if len(line) > MOST_COLUMNS:
                 yield f"{name}:{number}: {len(line)} columns, {MOST_COLUMNS} are the most"
+        if name.parts[0] == "include":
+            code = re.sub(r'//.*|"[^"\n]*"', "", text)
+            yield from (f"{name}: {word} is a macro beside Qt" for word in sorted(set(QT.findall(code))))
         if name.parts[0] in ("include", "src", "tools") and room_of(name) in ROOMS + ["tools"]:
             for included in INCLUDE.findall(text):
                 yield from (f"{name}: {fault}" for fault in include_faults(name, included, headers))

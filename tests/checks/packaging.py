@@ -49,7 +49,7 @@ def faults(source):
     # What the build looks for, the recipes bring.
     sought = re.findall(r"find_package\((\w[\w-]*) REQUIRED", (source / "cmake/LockstepBuild.cmake").read_text())
     needs = set(sought) - {"Threads"}
-    names = {"fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann", "OpenSSL": "openssl", "CLI11": "cli11",
+    names = {"fmt": "fmt", "nlohmann_json": "nlohmann", "OpenSSL": "openssl", "CLI11": "cli11",
              "yaml-cpp": "yaml-cpp", "ZLIB": "zlib", "JPEG": "jpeg", "PNG": "png"}
     conan = (source / "packaging/conan/conanfile.py").read_text()
     brought = [dependency if isinstance(dependency, str) else dependency["name"] for dependency in port["dependencies"]]

@@ -6,6 +6,9 @@
 
 #include "lockstep/core/error.h"
 
+// A program's own, for something else, which has the name of a function of the library.
+extern "C" void on_preemption(int) {}
+
 namespace lockstep {
 namespace {
 
@@ -30,6 +33,12 @@ TEST(PreemptionNotice, AnotherOneStartsAnew) {
     raise(SIGUSR1);
   }
   EXPECT_FALSE(PreemptionNotice().received());
+}
+
+TEST(PreemptionNotice, IsReceivedThoughTheProgramHasAFunctionOfTheHandlersName) {
+  const PreemptionNotice notice;
+  raise(SIGUSR1);
+  EXPECT_TRUE(notice.received());
 }
 
 // The signal that ends a new process which does `body`; 0 when it ends by itself.

@@ -16,7 +16,7 @@ build/fuzz/core.a: $(patsubst %.cpp,build/fuzz/%.o,$(filter-out src/core/version
 # fuzzer(name, sources of the other rooms, libraries)
 define fuzzer
 build/fuzz/$(1): build/fuzz/tests/fuzz/$(1)_fuzz.o $(patsubst %.cpp,build/fuzz/src/%.o,$(2)) build/fuzz/core.a
-	$(FUZZ) -fsanitize=fuzzer $$^ -o $$@ -lspdlog -lfmt -lssl -lcrypto $(3)
+	$(FUZZ) -fsanitize=fuzzer $$^ -o $$@ -lfmt -lssl -lcrypto $(3)
 fuzz-$(1): build/fuzz/$(1)
 	@mkdir -p build/fuzz/corpus/$(1)
 	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \

@@ -22,7 +22,7 @@ list(APPEND CMAKE_PREFIX_PATH ${BUNDLE}/.deps/debian/usr)
 set(CMAKE_FIND_USE_CMAKE_SYSTEM_PATH OFF)
 set(CMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH OFF)
 find_package(Threads REQUIRED)
-foreach(package fmt spdlog nlohmann_json OpenSSL CLI11 yaml-cpp ZLIB JPEG PNG GTest)
+foreach(package fmt nlohmann_json OpenSSL CLI11 yaml-cpp ZLIB JPEG PNG GTest)
   find_package(${package} REQUIRED)
 endforeach()
 file(WRITE ${CMAKE_BINARY_DIR}/main.cpp "
@@ -37,11 +37,9 @@ file(WRITE ${CMAKE_BINARY_DIR}/main.cpp "
 #include <cstdio>
 #include <jpeglib.h>
 #include <png.h>
-#include <spdlog/spdlog.h>
 int main() {
   jpeg_error_mgr errors;
   fmt::print(\\"{} {} {}\\\\n\\", zlibVersion(), png_libpng_ver, YAML::Load(\\"a: 1\\")[\\"a\\"].as<int>());
-  spdlog::info(\\"logged\\");
   return SSL_CTX_new(TLS_method()) == nullptr || EVP_MD_CTX_new() == nullptr || png_access_version_number() == 0 ||
          jpeg_std_error(&errors) != &errors;
 }
@@ -85,21 +83,21 @@ def bundle_is_found_by_cmake_where_nothing_else_is(folder):
     pathlib.Path(folder, "CMakeLists.txt").write_text(PROJECT.replace("${BUNDLE}", str(top)))
     run("cmake", "-S", folder, "-B", folder + "/build", "-G", "Ninja").expect()
     cache = pathlib.Path(folder, "build/CMakeCache.txt").read_text()
-    found = re.findall(r"^(fmt_DIR|spdlog_DIR|nlohmann_json_DIR|CLI11_DIR|yaml-cpp_DIR|GTest_DIR|"
+    found = re.findall(r"^(fmt_DIR|nlohmann_json_DIR|CLI11_DIR|yaml-cpp_DIR|GTest_DIR|"
                        r"ZLIB_LIBRARY_RELEASE|ZLIB_INCLUDE_DIR|JPEG_LIBRARY_RELEASE|JPEG_INCLUDE_DIR|"
                        r"PNG_LIBRARY_RELEASE|PNG_PNG_INCLUDE_DIR|OPENSSL_INCLUDE_DIR|OPENSSL_SSL_LIBRARY|"
                        r"OPENSSL_CRYPTO_LIBRARY):\w+=(.*)$", cache, re.M)
-    assert len(found) == 15, found
+    assert len(found) == 14, found
     for name, path in found:
         assert path.startswith(str(usr)), f"{name} is {path}, outside of the bundle"
     # It links and starts, with the libraries of the bundle.
     libraries = usr / "lib/x86_64-linux-gnu"
-    links = ["-lspdlog", "-lfmt", "-lyaml-cpp", "-lssl", "-lcrypto", "-lpng", "-lz", "-ljpeg"]
-    run("g++", "-std=c++20", "-DSPDLOG_FMT_EXTERNAL", "-DSPDLOG_COMPILED_LIB", "-isystem", usr / "include",
+    links = ["-lfmt", "-lyaml-cpp", "-lssl", "-lcrypto", "-lpng", "-lz", "-ljpeg"]
+    run("g++", "-std=c++20", "-isystem", usr / "include",
         folder + "/build/main.cpp", "-o", folder + "/main",
         f"-L{libraries}", f"-Wl,-rpath,{libraries}", *links).expect()
     needs = run("ldd", folder + "/main").out
-    for name in ("fmt", "spdlog", "yaml-cpp", "ssl", "crypto", "png16", "z", "jpeg"):
+    for name in ("fmt", "yaml-cpp", "ssl", "crypto", "png16", "z", "jpeg"):
         assert re.search(rf"lib{name}[.]so[.\d]* => {re.escape(str(usr))}", needs), needs
     run(folder + "/main").expect(out=r"^\d[.\d]+ \d[.\d]* 1\n")
 

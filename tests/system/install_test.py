@@ -12,8 +12,7 @@ from support.program import run, run_cases
 
 SOURCE, BUILD = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
 BESIDE_TORCH = SOURCE / "tests/system/consumer/beside_torch"
-LIBTORCH = pathlib.Path(re.search(r"^LockstepTorch_ROOT:.*=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1])
-LIBTORCH = LIBTORCH / "torch" if (LIBTORCH / "torch/lib").is_dir() else LIBTORCH
+LIBTORCH = pathlib.Path(re.search(r"^LockstepTorch_FOLDER:.*=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1])
 
 
 def install(folder):
@@ -49,11 +48,23 @@ def expect_no_path_of_this_machine(prefix):
             assert str(SOURCE) not in file.read_text(), f"{file} names {SOURCE}"
 
 
+def expect_names_of_its_own(prefix):
+    """What is no template or inline function, and so may take the place of a program's, is in lockstep's namespace.
+
+    And a program's own spdlog, of any version, takes the place of nothing: spdlog's names do not tell its version.
+    """
+    for library in pathlib.Path(prefix).rglob("liblockstep*.so.*"):
+        for line in run("nm", "-D", "-C", library).out.splitlines():
+            assert not re.match(r"\w+ [TDBR] ", line) or "lockstep::" in line, f"{library}: {line}"
+            assert "spdlog::" not in line, f"{library}: {line}"
+
+
 def test_packages_and_what_is_built_with_them(folder):
     deb, prefix, unpacked = packages(folder)
     # The same files, which know nothing of this machine.
     assert digests(prefix) == digests(unpacked), set(digests(prefix).items()) ^ set(digests(unpacked).items())
     expect_no_path_of_this_machine(prefix)
+    expect_names_of_its_own(prefix)
     needs = run("dpkg-deb", "-f", deb, "Depends").out
     for package in "libc6", "libssl3", "libyaml-cpp", "zlib1g":
         assert package in needs, needs
@@ -99,22 +110,71 @@ def test_a_project_that_finds_torch_last(folder):
     expect_startable(build, beside_torch(build, "lockstep;Torch", f"-DCMAKE_PREFIX_PATH={prefix}"))
 
 
+def find(build, prefix, arguments, *flags):
+    return configure(build, SOURCE / "tests/system/consumer/find", "-DPACKAGE=lockstep", f"-DARGUMENTS={arguments}",
+                     f"-DCMAKE_PREFIX_PATH={prefix}", *flags)
+
+
 def test_a_project_with_another_libtorch_is_told(folder):
-    other = pathlib.Path(folder) / "other"
-    (other / "lib").mkdir(parents=True)
+    prefix, other = install(folder), pathlib.Path(folder) / "other"
+    header = other / "include/torch/headeronly/version.h"
+    for directory in header.parent, other / "lib":
+        directory.mkdir(parents=True)
     for library in "c10", "torch_cpu", "torch_cuda", "torch":
         (other / f"lib/lib{library}.so").touch()
-    beside_torch(folder + "/build", "Torch;lockstep", f"-DCMAKE_PREFIX_PATH={install(folder)}", root=other).expect(
+    beside_torch(folder + "/build", "Torch;lockstep", f"-DCMAKE_PREFIX_PATH={prefix}", root=other).expect(
         status=1, err=r"find_package\(Torch\)\s+found\s+\S+/other/lib/libtorch_cpu.so,\s+but\s+Lockstep\s+has")
+    header.write_text("#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 99\n#define TORCH_VERSION_PATCH 1\n")
+    find(folder + "/version", prefix, "REQUIRED", f"-DTorch_DIR={other}/share/cmake/Torch").expect(
+        status=1, err=r"built\s+with\s+libtorch\s+2[.]\d+,\s+and\s+\S+/other\s+is\s+libtorch\s+2[.]99[.]1")
+
+
+def test_components(folder):
+    prefix = install(folder)
+    find(folder + "/build", prefix, "REQUIRED;COMPONENTS;core;lockstep").expect()
+    find(folder + "/build", prefix, "REQUIRED;COMPONENTS;core;gpu").expect(status=1, err=r"no\s+component\s+gpu")
+
+
+def test_a_project_that_finds_torch_below(folder):
+    """Where the targets of libtorch cannot be changed, it is told."""
+    cuda = LIBTORCH / "lib/libtorch_cuda.so"
+    configured = beside_torch(folder + "/build", "lockstep", f"-DCMAKE_PREFIX_PATH={install(folder)}", "-DBELOW=ON")
+    configured.expect()
+    missing = cuda.exists() and "not found" in subprocess.run(["ldd", cuda], capture_output=True, text=True).stdout
+    assert ("such a program does not start" in " ".join(configured.err.split())) == missing, configured
+
+
+def with_sources(build, packages, *flags):
+    return beside_torch(build, packages, f"-DLOCKSTEP_SOURCE={SOURCE}", f"-DLOCKSTEP_TORCH_DIR={LIBTORCH}", *flags)
 
 
 def test_a_project_with_the_sources_in_it(folder):
     for packages in "Torch;lockstep", "lockstep;Torch":
         build = f"{folder}/{packages[0]}"
-        expect_startable(build, beside_torch(build, packages, f"-DLOCKSTEP_SOURCE={SOURCE}"))
+        configured = with_sources(build, packages)
+        expect_startable(build, configured)
+        configured.expect(out="there is lockstep::core$")
+        if (BUILD / "lib/liblockstep_c10d.so").exists():
+            configured.expect(out="there is lockstep::c10d$")
+
+
+def test_flags_of_a_project_with_the_sources_in_it(folder):
+    """Checks of what is finite stay, and names are exported, whatever the project's own code is compiled with."""
+    build = folder + "/build"
+    with_sources(build, "lockstep", "-DCMAKE_CXX_FLAGS=-ffast-math", "-DCMAKE_CXX_VISIBILITY_PRESET=hidden",
+                 "-DCMAKE_VISIBILITY_INLINES_HIDDEN=ON").expect()
+    commands = run("ninja", "-C", build, "-t", "commands", "start").out
+    ours = [line for line in commands.splitlines() if "-ffast-math" in line and "start.cpp" not in line]
+    assert ours, commands[-3000:]
+    for line in ours:
+        assert re.search("-ffast-math .*-fno-fast-math ", line), line
+        assert not re.search("-fvisibility=hidden|-fvisibility-inlines-hidden", line), line
+    with_sources(folder + "/refused", "lockstep", "-DCMAKE_CXX_FLAGS=-fno-rtti").expect(
+        status=1, err=r"cannot\s+be\s+compiled\s+with\s+-fno-rtti")
 
 
 if __name__ == "__main__":
     run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first,
                test_a_project_that_finds_torch_last, test_a_project_with_another_libtorch_is_told,
-               test_a_project_with_the_sources_in_it])
+               test_components, test_a_project_that_finds_torch_below, test_a_project_with_the_sources_in_it,
+               test_flags_of_a_project_with_the_sources_in_it])

@@ -34,7 +34,7 @@ inline constexpr int kRequeueStatus = 75;
 class PreemptionNotice {
  public:
   // Handles these signals from now on.
-  explicit PreemptionNotice(std::initializer_list<int> signals = {SIGUSR1, SIGTERM});
+  explicit PreemptionNotice(std::initializer_list<int> numbers = {SIGUSR1, SIGTERM});
   ~PreemptionNotice();
   PreemptionNotice(const PreemptionNotice&) = delete;
   PreemptionNotice& operator=(const PreemptionNotice&) = delete;

@@ -20,20 +20,20 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<uint64_t>::is
 
 uint64_t bit_of(int number) { return uint64_t{1} << (number - 1); }
 
-extern "C" void on_preemption(int number) {
+void on_preemption(int number) {
   g_received.fetch_or(bit_of(number), std::memory_order_relaxed);
   g_signal.store(number, std::memory_order_relaxed);
 }
 
 }  // namespace
 
-PreemptionNotice::PreemptionNotice(std::initializer_list<int> signals) {
+PreemptionNotice::PreemptionNotice(std::initializer_list<int> numbers) {
   if (g_exists.exchange(true)) {
     throw ConfigError("[preemption] there is a PreemptionNotice already; use that one");
   }
   g_signal.store(0, std::memory_order_relaxed);
   g_received.store(0, std::memory_order_relaxed);
-  for (const int number : signals) {
+  for (const int number : numbers) {
     struct sigaction action {};
     action.sa_handler = on_preemption;
     action.sa_flags = SA_RESTART;  // a read or wait that it interrupts continues
