@@ -193,7 +193,9 @@ std::string why_ddp(const Plan& plan, const PlanRow& best) {
 
 std::string speed_text(int64_t ranks, double speedup) {
   if (speedup >= 0.995) {
-    return fmt::format("{} ranks are {:.3g} times as fast as one alone", ranks, speedup);
+    const auto times =
+        speedup >= 999.5 ? fmt::format("{:.0f}", speedup) : fmt::format("{:.3g}", speedup);
+    return fmt::format("{} ranks are {} times as fast as one alone", ranks, times);
   }
   const auto share = percent_text(speedup);
   return fmt::format(

@@ -9,11 +9,13 @@
 
 namespace lockstep::plan {
 
+// Units are chosen by what is left after rounding, or 999.9 KiB would be "1e+03 KiB".
+
 std::string bytes_text(double bytes) {
-  constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB"};
+  constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = bytes / 1024;
   size_t unit = 0;
-  while (unit + 1 < kUnits.size() && std::abs(value) >= 1000) {
+  while (unit + 1 < kUnits.size() && std::abs(value) >= 999.5) {
     value /= 1024;
     ++unit;
   }
@@ -21,18 +23,19 @@ std::string bytes_text(double bytes) {
 }
 
 std::string seconds_text(double seconds) {
+  if (seconds >= 999.5 * 86400) return fmt::format("{:.0f} days", seconds / 86400);
   if (seconds >= 86400) return fmt::format("{:.3g} days", seconds / 86400);
   if (seconds >= 7200) return fmt::format("{:.3g} h", seconds / 3600);
   if (seconds >= 120) return fmt::format("{:.3g} min", seconds / 60);
-  if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
-  if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
+  if (seconds >= 0.9995) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 0.9995e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
   return fmt::format("{:.3g} us", seconds * 1e6);
 }
 
 std::string count_text(double count) {
-  constexpr std::array kUnits = {"", " k", " M", " G", " T"};
+  constexpr std::array kUnits = {"", " k", " M", " G", " T", " P", " E"};
   size_t unit = 0;
-  while (unit + 1 < kUnits.size() && count >= 1000) {
+  while (unit + 1 < kUnits.size() && count >= 999.5) {
     count /= 1000;
     ++unit;
   }

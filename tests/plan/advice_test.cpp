@@ -140,6 +140,12 @@ TEST(Advice, NumbersOfRanksSayOnHowManyHostsTheyAre) {
               Not(HasSubstr("several hosts")));
 }
 
+TEST(Advice, ASpeedOfThousandsIsAWholeNumber) {
+  const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 65536}, host(20), {.ranks = 4096})),
+              ContainsRegex("; 4096 ranks are [1-4][0-9][0-9][0-9] times as fast as one alone\\."));
+}
+
 TEST(Advice, RanksThatAreSlowerThanOneAreCalledSo) {
   const auto tiny =
       profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {2048, 2048}}}}, {{784}, 10});

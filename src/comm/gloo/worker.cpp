@@ -1,11 +1,15 @@
 #include "comm/gloo/worker.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "core/process/own_process.h"
+#include "core/process/thread.h"
 
 namespace lockstep::comm {
 namespace {
@@ -29,6 +33,52 @@ class TaskWork : public c10d::Work {
 
  private:
   std::function<void()> task_;
+};
+
+// Threads that have run a task wait for the next, as many as there were tasks at once: libtorch
+// keeps 128 bytes for every thread that has ever waited for one of its works.
+class Threads {
+ public:
+  // Never destroyed. A child by fork() has none of this process's, so it gets its own.
+  static Threads& of_this_process() {
+    static std::atomic<Threads*> own = nullptr;
+    Threads* threads = own.load();
+    if (threads != nullptr && threads->process_.is_here()) return *threads;
+    auto made = std::make_unique<Threads>();
+    return own.compare_exchange_strong(threads, made.get()) ? *made.release() : *threads;
+  }
+
+  void run(c10::intrusive_ptr<TaskWork> task) {
+    const std::lock_guard lock(mutex_);
+    if (tasks_.size() == idle_) {
+      thread_without_signals([this] { serve(); }).detach();
+      ++idle_;
+    }
+    tasks_.push_back(std::move(task));
+    given_.notify_one();
+  }
+
+ private:
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      given_.wait(lock, [this] { return !tasks_.empty(); });
+      --idle_;
+      auto task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task->run();
+      task.reset();
+      lock.lock();
+      ++idle_;
+    }
+  }
+
+  const OwnProcess process_;
+  std::mutex mutex_;
+  std::condition_variable given_;
+  std::deque<c10::intrusive_ptr<TaskWork>> tasks_;  // that no thread has taken yet
+  size_t idle_ = 0;  // threads that run none, at least one for each of these
 };
 
 }  // namespace
@@ -89,7 +139,7 @@ WireWork Worker::run(std::function<void()> task) {
 
 WireWork Worker::run_apart(std::function<void()> task) {
   auto work = c10::make_intrusive<TaskWork>(std::move(task));
-  std::thread([work] { work->run(); }).detach();
+  Threads::of_this_process().run(work);
   return work;
 }
 

@@ -21,7 +21,7 @@ class Worker {
   // Begins `task` after those before it; two run at a time, so that the end of one and the
   // beginning of the next share the wire. The work is over when it has returned or thrown.
   WireWork run(std::function<void()> task);
-  // Runs `task` at once, in a thread of its own.
+  // Runs `task` at once, in a thread that runs no other meanwhile. Tasks may wait for each other.
   static WireWork run_apart(std::function<void()> task);
 
  private:

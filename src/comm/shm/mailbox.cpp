@@ -68,8 +68,11 @@ int32_t Mailbox::free_large_slot() const {
   for (size_t slot = 0; slot < uses_.size(); ++slot) {
     const Use& use = uses_[slot];
     if (use.peer < 0) return static_cast<int32_t>(slot);
-    const uint32_t taken = box(channel_.rank(), use.peer).taken.load(std::memory_order_acquire);
-    if (static_cast<int32_t>(taken - use.put) > 0) return static_cast<int32_t>(slot);
+    const Box& to = box(channel_.rank(), use.peer);
+    const uint32_t taken = to.taken.load(std::memory_order_acquire);
+    const uint32_t put = to.put.load(std::memory_order_relaxed);
+    // Whether it is among those that are there, however long ago it was put in.
+    if (use.put - taken >= put - taken) return static_cast<int32_t>(slot);
   }
   return kSmall;
 }

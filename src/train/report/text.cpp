@@ -27,8 +27,10 @@ std::string counted(int64_t number, std::string_view what) {
 }
 
 std::string short_time(double seconds) {
-  if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
-  if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
+  // By what is left of it after rounding: 999.9 us are "1 ms".
+  if (seconds >= 999.5) return long_time(seconds);
+  if (seconds >= 0.9995) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 0.9995e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
   return fmt::format("{:.3g} us", seconds * 1e6);
 }
 
@@ -42,8 +44,8 @@ std::string long_time(double seconds) {
 }
 
 std::string memory_text(double bytes) {
-  return bytes >= 1e9 ? fmt::format("{:.1f} GB", bytes / 1e9)
-                      : fmt::format("{:.1f} MB", bytes / 1e6);
+  return bytes >= 999.95e6 ? fmt::format("{:.1f} GB", bytes / 1e9)
+                           : fmt::format("{:.1f} MB", bytes / 1e6);
 }
 
 std::string percent(double share) {

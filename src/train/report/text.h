@@ -13,7 +13,7 @@ double unix_now();
 std::string with_commas(int64_t number);
 // "1 step", "12,345 steps".
 std::string counted(int64_t number, std::string_view what);
-// "12.3 ms", "2.05 s", "850 us".
+// "12.3 ms", "2.05 s", "850 us"; from 1000 s on as long_time().
 std::string short_time(double seconds);
 // "3 h 20 min", "2 min 5 s", "12 s": of a run.
 std::string long_time(double seconds);

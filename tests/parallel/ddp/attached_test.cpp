@@ -291,6 +291,40 @@ TEST(AttachedTo, AGradientOfAnotherDtypeOnOneRankIsRefusedOnAll) {
   }
 }
 
+// backward() would walk through all that is left on a parameter.
+TEST(AttachedTo, ParametersKeepNoHooksOfBefore) {
+  spawn(2, [](World& world) {
+    const auto make = [] {
+      auto net = make_mlp();
+      net->first->weight.register_hook([](const at::Tensor& gradient) { return 2 * gradient; });
+      return net;
+    };
+    const auto net = make();
+    const at::Tensor weight = net->first->weight;
+    const auto hooks = [&] {
+      return torch::autograd::impl::get_autograd_meta(weight)->cpp_hooks_list_->size();
+    };
+    { const Ddp before(net, world.group()); }
+    Ddp ddp(net, world.group());
+    EXPECT_EQ(hooks(), 2);
+    weight.register_hook([](const at::Tensor& gradient) { return 3 * gradient; });
+    for (int times = 0; times < 50; ++times) ddp.refresh();
+    EXPECT_EQ(hooks(), 3);
+    ddp.zero_grad();
+    square_loss(*net, world.rank()).backward();
+    auto want = average_gradients(2, make, square_loss_of_mlp);
+    want[0] *= 3;
+    EXPECT_TRUE(at::allclose(weight.grad(), want[0]));
+    // Another one takes the place, in a graph that the first has left, too.
+    { const Ddp gone(std::move(ddp)); }
+    Ddp next(net, world.group());
+    EXPECT_EQ(hooks(), 3);
+    next.zero_grad();
+    square_loss(*net, world.rank()).backward();
+    EXPECT_TRUE(at::allclose(weight.grad(), want[0]));
+  });
+}
+
 TEST(AttachedTo, TheModuleMayBeDestroyedFirst) {
   spawn(2, [](World& world) {
     auto net = make_mlp();

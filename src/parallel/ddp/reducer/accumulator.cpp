@@ -37,7 +37,9 @@ NodePtr accumulator_of(const at::Tensor& parameter) {
 
 }  // namespace
 
-// What the hooks of one parameter share. Without a listener they do nothing.
+// What the hooks of one parameter share. Without a listener they do nothing, and the next
+// Accumulator takes over the link: a slot of the tensor's hooks can be emptied but, for the sake of
+// the user's behind it, not removed.
 struct Accumulator::Link : std::enable_shared_from_this<Accumulator::Link> {
   struct Hooked {
     NodePtr node;  // the parameter itself holds it weakly
@@ -48,11 +50,10 @@ struct Accumulator::Link : std::enable_shared_from_this<Accumulator::Link> {
   class PostHook;
   struct TensorHook;
 
-  size_t index;
-  GradientListener* listener;
+  size_t index = 0;
+  GradientListener* listener = nullptr;
   std::vector<Hooked> nodes;  // the one in use last
 
-  Link(size_t i, GradientListener& l) : index(i), listener(&l) {}
   void attach(NodePtr node);
   void detach();
 };
@@ -126,19 +127,25 @@ std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter) {
 }
 
 Accumulator::Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener)
-    : parameter_(parameter), link_(std::make_shared<Link>(index, listener)) {
-  if (parameter.requires_grad()) link_->attach(accumulator_of(parameter));
+    : parameter_(parameter) {
   // register_hook() refuses a tensor that is frozen.
   if (!hooks_of(parameter)) torch::autograd::impl::create_cpp_hook(parameter);
   auto& hooks = *hooks_of(parameter);
-  tensor_hook_ = hooks.size();
-  hooks.emplace_back(Link::TensorHook{link_});
+  for (const auto& hook : hooks) {
+    const auto* ours = hook.target<Link::TensorHook>();
+    if (ours != nullptr && ours->link->listener == nullptr) link_ = ours->link;
+  }
+  if (!link_) {
+    link_ = std::make_shared<Link>();
+    hooks.emplace_back(Link::TensorHook{link_});
+  }
+  if (parameter.requires_grad()) link_->attach(accumulator_of(parameter));
+  link_->index = index;
+  link_->listener = &listener;
 }
 
 Accumulator::~Accumulator() {
-  if (!link_) return;
-  link_->detach();
-  (*hooks_of(parameter_))[tensor_hook_] = nullptr;
+  if (link_) link_->detach();
 }
 
 const Accumulator::Link* Accumulator::link_of(const at::Tensor& parameter) {

@@ -56,7 +56,6 @@ class Accumulator {
 
   at::Tensor parameter_;
   std::shared_ptr<Link> link_;
-  size_t tensor_hook_ = 0;
 };
 
 }  // namespace lockstep::parallel
