@@ -13,6 +13,8 @@
 LOCKSTEP_TOKEN=$(openssl rand -hex 32)  # goes to the tasks in their environment, never into an argument list
 export LOCKSTEP_TOKEN
 status=0
-srun --kill-on-bad-exit=0 lockstep run --nproc-per-node "${RANKS:-auto}" --max-restarts "${RESTARTS:-0}" "$@" || status=$?
-[ "$status" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
+srun --export=ALL --kill-on-bad-exit=0 lockstep run --nproc-per-node "${RANKS:-auto}" --max-restarts "${RESTARTS:-0}" "$@" || status=$?
+# Of a job array this task alone: the last one's SLURM_JOB_ID is also the id of the whole array.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+[ "$status" -ne 75 ] || scontrol requeue "${job:-$SLURM_JOB_ID}"
 exit "$status"

@@ -242,6 +242,38 @@ def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
         cluster.client("scancel", job).expect()
 
 
+def test_of_a_job_array_the_preempted_task_alone_is_requeued(folder):
+    runs = pathlib.Path(folder)
+
+    def await_log(task, pattern, count=1):
+        log = runs / f"out{task}"
+        for _ in range(LIMIT_S * 20):
+            text = log.read_text() if log.exists() else ""
+            if len(re.findall(pattern, text, re.MULTILINE)) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+    with Cluster(folder) as cluster:
+        script = runs / "batch"
+        script.write_text("#!/bin/sh\n"
+                          f"exec {SOURCE}/examples/launch/slurm.sh {BIN}/resume --directory {runs}/run"
+                          "$SLURM_ARRAY_TASK_ID --steps 1000000000 --save-every 1000\n")
+        submitted = cluster.client("sbatch", "--array=0-1", "-N1", "--requeue", "--open-mode=append", "-o",
+                                   runs / "out%a", script, PATH=f"{BIN}:{os.environ['PATH']}", RANKS="1")
+        job = submitted.expect(out=r"job (\d+)").group(1)
+        for task in (0, 1):
+            await_log(task, r"starts at step \d+")
+        # The array's last task has the array's own id.
+        last = f"{job}_1"
+        cluster.client("scontrol", "show", "job", last).expect(out=rf"JobId={job} ArrayJobId={job}")
+        cluster.client("scancel", "--signal=USR1", last).expect()
+        await_log(1, r"resumes at step \d+")
+        cluster.client("scontrol", "show", "job", f"{job}_0").expect(out=r"Restarts=0")
+        assert "resumes" not in (text := (runs / "out0").read_text()) and "saved" not in text, text
+        cluster.client("scancel", job).expect()
+
+
 if __name__ == "__main__":
     wanted = sys.argv[3:]
     run_cases([case for name, case in list(globals().items())
