@@ -8,6 +8,7 @@
 # Slurm: one launcher a node, which starts a rank for each of its GPUs or cores and restarts the job when one fails.
 # Two minutes before the time limit the ranks get SIGUSR1. A program that saves then and ends with status 75 (examples/resume.cpp)
 # is requeued, and resumes where it was.
+# Slurm gives a task one core unless told: with sbatch --exclusive a launcher has all of its node.
 #   sbatch slurm.sh PROGRAM ARGS
 # (`srun PROGRAM ARGS` without a launcher works, too: one task a rank, and Slurm's own handling of failures.)
 LOCKSTEP_TOKEN=$(openssl rand -hex 32)  # goes to the tasks in their environment, never into an argument list

@@ -42,6 +42,16 @@ def test_mpich_starts_a_program_through_a_script(folder):
     expect_tour(run(*MPICH, "-n", 2, script), 2)
 
 
+def test_several_launchers_of_mpirun_are_refused(_):
+    launcher = [BIN / "lockstep", "run", "--nproc-per-node", 1]
+    for mpirun in (OPEN_MPI, MPICH):
+        done = run(*mpirun, "-n", 2, *launcher, "echo", "started")
+        assert "started" not in done.out, done
+        done.expect(2, err=r"mpirun has started 2 launchers .*: write mpirun PROGRAM, .*\(--standalone: as meant\)")
+        run(*mpirun, "-n", 2, *launcher, "--standalone", "echo", "started").expect(out=r"started\n(.*\n)*started")
+        run(*mpirun, "-n", 1, *launcher, "echo", "started").expect(out=r"started")
+
+
 def test_mpirun_trains(_):
     for mpirun in (OPEN_MPI, MPICH):
         done = run(*mpirun, "-n", 4, BIN / "mnist", "--epochs", 1, OMP_NUM_THREADS="1")
@@ -164,6 +174,16 @@ def test_slurm(folder):
         done.expect(2, err=r"export LOCKSTEP_TOKEN=\$\(openssl rand -hex 32\) before srun")
         done = cluster.client("srun", "-N2", "-n4", *launcher, **token)
         done.expect(2, err=r"srun has started 4 launchers on 2 nodes .*srun --ntasks-per-node=1 lockstep run")
+        # A job of two parts, whose nodes the step's lists have in another order.
+        parts = ["srun", "-w", "host2", "-n1", BIN / "collectives", ":", "-w", "host1", "-n2", BIN / "collectives"]
+        cluster.client(*parts).expect(2, err=[r"rank 0 runs on host2, not on host1", r"rank 0 does not run on host1"])
+        expect_tour(cluster.client(*parts, MASTER_ADDR="host2"), 3, hosts=2)
+        launcher = launcher[:2] + ["--nproc-per-node", 1, BIN / "collectives"]
+        parts = ["srun", "-w", "host2", "-n1", *launcher, ":", "-w", "host1", "-n1", *launcher]
+        cluster.client(*parts, **token).expect(out=r"^\[rank 0\] 2 ranks on 2 hosts")
+        # A rank's variables around srun: each task takes itself for a world.
+        alone = cluster.client(*launcher[:4], "srun", "-N2", "-n2", BIN / "collectives")
+        alone.expect(err=r"WORLD_SIZE=1, but SLURM_STEP_NUM_TASKS=2")
         # mpirun in an allocation: the ranks' Slurm variables are its own daemon's.
         done = cluster.client("salloc", "-N1", "-n2", *MPICH, "-launcher", "fork", "-n", 2, BIN / "collectives")
         expect_tour(done, 2)
