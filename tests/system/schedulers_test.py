@@ -232,6 +232,32 @@ def test_slurms_preemption_notice_and_requeue(folder):
         await_log("saved on SIGUSR1", 2)
 
 
+def test_a_suspended_job_over_two_hosts_says_that_it_did_not_run(folder):
+    log = pathlib.Path(folder) / "out"
+    script = pathlib.Path(folder) / "batch"
+    script.write_text("#!/bin/sh\nexport LOCKSTEP_TOKEN=a_token_that_only_this_test_knows\n"
+                      f"exec srun {BIN}/lockstep run --rdzv-conf heartbeat_timeout=1,keep_alive_interval=0.2 "
+                      "sh -c 'echo here; exec sleep 1000'\n")
+
+    def await_log(pattern, count):
+        for _ in range(LIMIT_S * 20):
+            text = log.read_text() if log.exists() else ""
+            if len(re.findall(pattern, text)) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+    with Cluster(folder) as cluster:
+        submitted = cluster.client("sbatch", "-N2", "--ntasks-per-node=1", "-o", log, script)
+        job = submitted.expect(out=r"job (\d+)").group(1)
+        await_log("here", 2)
+        cluster.client("scontrol", "suspend", job).expect()
+        time.sleep(3)  # longer than the hosts wait for each other
+        cluster.client("scontrol", "resume", job).expect()
+        await_log(r"this launcher did not run for \d+\.\d s \(stopped by scontrol suspend", 2)
+        await_log(r"no answer for 1 s|was lost", 1)
+
+
 def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
     log = pathlib.Path(folder) / "out"
 
