@@ -92,7 +92,7 @@ std::optional<Place> place_from_slurm() {
       contradiction("SLURM_NODEID={} with SLURM_STEP_TASKS_PER_NODE={}: nodes count from 0", node,
                     *counts);
     }
-    const int sum = std::accumulate(tasks.begin(), tasks.end(), 0);
+    const int64_t sum = std::accumulate(tasks.begin(), tasks.end(), int64_t{0});
     if (sum != place.size && env_text("SLURM_STEP_NUM_TASKS")) {
       contradiction("SLURM_STEP_NUM_TASKS={} with SLURM_STEP_TASKS_PER_NODE={}, which are {}",
                     place.size, *counts, sum);
