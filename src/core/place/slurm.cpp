@@ -1,5 +1,4 @@
 // Tasks of Slurm's srun.
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>

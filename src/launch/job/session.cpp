@@ -1,7 +1,6 @@
 #include "launch/job/session.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <limits>
 #include <utility>
