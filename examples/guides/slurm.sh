@@ -10,5 +10,7 @@
 #   sbatch slurm.sh run.yaml --set training.epochs=3
 status=0
 srun --kill-on-bad-exit=1 lockstep train "$@" || status=$?
-[ "$status" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
+# Of a job array this task alone: the last one's SLURM_JOB_ID is also the id of the whole array.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+[ "$status" -ne 75 ] || scontrol requeue "${job:-$SLURM_JOB_ID}"
 exit "$status"

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/process/standard_streams.h"
 #include "lockstep/core/error.h"
 #include "text/files.h"
 
@@ -96,6 +97,7 @@ struct TokenWriter::State {
   }
   void begin_shard() {
     path = fmt::format("{}/{:05}.bin", folder, shards.size());
+    open_standard_streams();
     fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) fail_system(path, "cannot be created");
   }

@@ -2,13 +2,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
+#include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
+#include "support/without_stdout.h"
 
 namespace lockstep::test {
 namespace {
@@ -32,6 +37,30 @@ TEST(CheckpointPath, MayHoldAnyByte) {
       }
     });
   }
+}
+
+// What a program prints would go into the file whose descriptor is stdout's number.
+TEST(CheckpointPath, NoFileIsStdoutOfAProgramWithoutOne) {
+  spawn(1, [](World& world) {
+    const Folder folder;
+    const WithoutStdout closed;
+    const auto print = [] { std::fputs("not of this file\n", stdout), std::fflush(stdout); };
+    int64_t epoch = 7;
+    Checkpointer checkpoints(world, folder / "runs", {.async = true});
+    checkpoints.track("epoch", epoch);
+    for (const int64_t step : {1, 2}) {
+      print();
+      checkpoints.save(step);
+      print();
+    }
+    checkpoints.finish();
+    std::ifstream lock(folder / "runs/.lock");
+    const std::string holder{std::istreambuf_iterator<char>(lock), {}};
+    EXPECT_EQ(holder.find("not of"), holder.npos) << holder;
+    for (const char* step : {"runs/step-00000001", "runs/step-00000002"}) {
+      EXPECT_THAT(checkpoint::verify(folder / step), testing::IsEmpty());
+    }
+  });
 }
 
 TEST(CheckpointPath, WithALinkThatLeadsNowhereIsNotTakenForAnEmptyOne) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -72,12 +73,19 @@ class PlaceTest : public ::testing::Test {
                              "TORCHELASTIC_RESTART_COUNT",
                              "OMPI_COMM_WORLD_RANK",
                              "PMI_RANK",
+                             "PMI_SIZE",
+                             "JSM_NAMESPACE_RANK",
+                             "JSM_NAMESPACE_SIZE",
                              "MV2_COMM_WORLD_RANK",
                              "MPI_LOCALNRANKS",
                              "SLURM_STEP_ID",
                              "SLURM_PROCID",
                              "SLURM_JOB_ID",
                              "SLURM_NTASKS",
+                             "SLURM_JOB_NUM_NODES",
+                             "SLURM_TASK_PID",
+                             "SLURM_GTIDS",
+                             "SLURMD_NODENAME",
                              "SLURM_STEP_NUM_TASKS",
                              "SLURM_RESTART_COUNT",
                              "PMI_FD",
@@ -101,6 +109,12 @@ class PlaceTest : public ::testing::Test {
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), HasSubstr(reason));
     }
+  }
+  // What the process is told, in that place.
+  static std::string warning() {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(place_from_env().size, 1);
+    return ::testing::internal::GetCapturedStderr();
   }
   // Rank 2 of `srun -N2 -n4`, on the second node.
   std::map<std::string, std::string> task() const {
@@ -196,7 +210,62 @@ TEST_F(PlaceTest, ABatchShellIsNoTask) {
   variables.erase("SLURM_STEP_ID");
   variables["SLURM_PROCID"] = "0";
   set(variables);
-  EXPECT_EQ(place_from_env().size, 1);
+  EXPECT_THAT(warning(), HasSubstr("a shell of Slurm job 77, not one of its 4 tasks: running as a "
+                                   "single process; start the program with srun"));
+}
+
+TEST_F(PlaceTest, TheShellsOfSallocAndSbatchAreNoTasks) {
+  // A step of one task for Slurm (SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT).
+  for (const char* step : {"4294967290", "4294967291"}) {
+    set(task());
+    set({{"SLURM_STEP_ID", step}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}});
+    EXPECT_THAT(warning(), HasSubstr("not one of its 4 tasks"));
+    EXPECT_EQ(launcher_of_rank(), "");
+    unsetenv("SLURM_NTASKS");  // of `salloc -N2`
+    set({{"SLURM_JOB_NUM_NODES", "2"}});
+    EXPECT_THAT(warning(), HasSubstr("not one of its 2 nodes' tasks"));
+  }
+}
+
+TEST_F(PlaceTest, TasksOfSrunThatEachTakeThemselvesForAWorldAreTold) {
+  set(task());
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_TASK_PID", std::to_string(getpid())}});
+  EXPECT_THAT(warning(), HasSubstr("WORLD_SIZE=1, but SLURM_STEP_NUM_TASKS=4: each of the 4 tasks "
+                                   "runs as a single process"));
+  set({{"SLURM_TASK_PID", std::to_string(getppid())}});  // of a launcher that is the task
+  EXPECT_EQ(warning(), "");
+}
+
+TEST_F(PlaceTest, RanksOfUnknownLaunchersAreTold) {
+  set({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
+  EXPECT_THAT(warning(), HasSubstr("PMI_RANK=1 of PMI_SIZE=2 is of a launcher that Lockstep does "
+                                   "not know: running as a single process; set RANK, WORLD_SIZE"));
+  set({{"PMI_SIZE", "1"}});
+  EXPECT_EQ(warning(), "");
+  set({{"PMIX_RANK", "3"}});
+  EXPECT_THAT(warning(), HasSubstr("PMIX_RANK=3 is of a launcher"));
+  set({{"JSM_NAMESPACE_RANK", "0"}, {"JSM_NAMESPACE_SIZE", "6"}});
+  EXPECT_THAT(warning(), HasSubstr("JSM_NAMESPACE_RANK=0 of JSM_NAMESPACE_SIZE=6"));
+}
+
+// srun -w node8 -n1 PROGRAM : -w node7 -n3 PROGRAM
+TEST_F(PlaceTest, AStepsListsAreSortedWhereItsNodesAreNot) {
+  auto variables = task();
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "3,1";
+  variables["SLURMD_NODENAME"] = "node7";  // its second
+  variables["SLURM_GTIDS"] = "1,2,3";
+  variables["MASTER_ADDR"] = "node8";
+  set(variables);
+  EXPECT_EQ(place_from_env().local_size, 3);
+  unsetenv("MASTER_ADDR");
+  expect_refused(
+      "rank 0 does not run on node7, the first node of the step, where the others look for it "
+      "(SLURM_GTIDS=1,2,3): set MASTER_ADDR");
+  set({{"SLURM_PROCID", "0"},
+       {"SLURM_NODEID", "0"},
+       {"SLURMD_NODENAME", "node8"},
+       {"SLURM_GTIDS", "0"}});
+  expect_refused("rank 0 runs on node8, not on node7");
 }
 
 TEST_F(PlaceTest, RankZeroOnAnotherNodeThanTheFirstIsRefused) {
@@ -295,6 +364,11 @@ TEST_F(PlaceTest, ContradictionsAreRefusedWithBothValues) {
   expect_refused("LOCAL_RANK=1 with LOCAL_WORLD_SIZE=1");
   set({{"RANK", "x"}});
   expect_refused("RANK='x' is not a whole number");
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+  set(task());
+  set({{"SLURM_STEP_NUM_TASKS", "8"}});
+  expect_refused("SLURM_STEP_NUM_TASKS=8 with SLURM_STEP_TASKS_PER_NODE=2(x2), which are 4");
 }
 
 TEST_F(PlaceTest, AMissingVariableIsNamed) {

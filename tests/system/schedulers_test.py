@@ -42,6 +42,16 @@ def test_mpich_starts_a_program_through_a_script(folder):
     expect_tour(run(*MPICH, "-n", 2, script), 2)
 
 
+def test_several_launchers_of_mpirun_are_refused(_):
+    launcher = [BIN / "lockstep", "run", "--nproc-per-node", 1]
+    for mpirun in (OPEN_MPI, MPICH):
+        done = run(*mpirun, "-n", 2, *launcher, "echo", "started")
+        assert "started" not in done.out, done
+        done.expect(2, err=r"mpirun has started 2 launchers .*: write mpirun PROGRAM, .*\(--standalone: as meant\)")
+        run(*mpirun, "-n", 2, *launcher, "--standalone", "echo", "started").expect(out=r"started\n(.*\n)*started")
+        run(*mpirun, "-n", 1, *launcher, "echo", "started").expect(out=r"started")
+
+
 def test_mpirun_trains(_):
     for mpirun in (OPEN_MPI, MPICH):
         done = run(*mpirun, "-n", 4, BIN / "mnist", "--epochs", 1, OMP_NUM_THREADS="1")
@@ -164,6 +174,16 @@ def test_slurm(folder):
         done.expect(2, err=r"export LOCKSTEP_TOKEN=\$\(openssl rand -hex 32\) before srun")
         done = cluster.client("srun", "-N2", "-n4", *launcher, **token)
         done.expect(2, err=r"srun has started 4 launchers on 2 nodes .*srun --ntasks-per-node=1 lockstep run")
+        # A job of two parts, whose nodes the step's lists have in another order.
+        parts = ["srun", "-w", "host2", "-n1", BIN / "collectives", ":", "-w", "host1", "-n2", BIN / "collectives"]
+        cluster.client(*parts).expect(2, err=[r"rank 0 runs on host2, not on host1", r"rank 0 does not run on host1"])
+        expect_tour(cluster.client(*parts, MASTER_ADDR="host2"), 3, hosts=2)
+        launcher = launcher[:2] + ["--nproc-per-node", 1, BIN / "collectives"]
+        parts = ["srun", "-w", "host2", "-n1", *launcher, ":", "-w", "host1", "-n1", *launcher]
+        cluster.client(*parts, **token).expect(out=r"^\[rank 0\] 2 ranks on 2 hosts")
+        # A rank's variables around srun: each task takes itself for a world.
+        alone = cluster.client(*launcher[:4], "srun", "-N2", "-n2", BIN / "collectives")
+        alone.expect(err=r"WORLD_SIZE=1, but SLURM_STEP_NUM_TASKS=2")
         # mpirun in an allocation: the ranks' Slurm variables are its own daemon's.
         done = cluster.client("salloc", "-N1", "-n2", *MPICH, "-launcher", "fork", "-n", 2, BIN / "collectives")
         expect_tour(done, 2)
@@ -212,6 +232,32 @@ def test_slurms_preemption_notice_and_requeue(folder):
         await_log("saved on SIGUSR1", 2)
 
 
+def test_a_suspended_job_over_two_hosts_says_that_it_did_not_run(folder):
+    log = pathlib.Path(folder) / "out"
+    script = pathlib.Path(folder) / "batch"
+    script.write_text("#!/bin/sh\nexport LOCKSTEP_TOKEN=a_token_that_only_this_test_knows\n"
+                      f"exec srun {BIN}/lockstep run --rdzv-conf heartbeat_timeout=1,keep_alive_interval=0.2 "
+                      "sh -c 'echo here; exec sleep 1000'\n")
+
+    def await_log(pattern, count):
+        for _ in range(LIMIT_S * 20):
+            text = log.read_text() if log.exists() else ""
+            if len(re.findall(pattern, text)) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+    with Cluster(folder) as cluster:
+        submitted = cluster.client("sbatch", "-N2", "--ntasks-per-node=1", "-o", log, script)
+        job = submitted.expect(out=r"job (\d+)").group(1)
+        await_log("here", 2)
+        cluster.client("scontrol", "suspend", job).expect()
+        time.sleep(3)  # longer than the hosts wait for each other
+        cluster.client("scontrol", "resume", job).expect()
+        await_log(r"this launcher did not run for \d+\.\d s \(stopped by scontrol suspend", 2)
+        await_log(r"no answer for 1 s|was lost", 1)
+
+
 def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
     log = pathlib.Path(folder) / "out"
 
@@ -239,6 +285,38 @@ def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
         cluster.client("scontrol", "requeue", job).expect()
         again = await_log(r"saved and leaves after step (\d+)", 2)
         assert again > left and await_log(r"resumes at step (\d+)", 2) == again, log.read_text()
+        cluster.client("scancel", job).expect()
+
+
+def test_of_a_job_array_the_preempted_task_alone_is_requeued(folder):
+    runs = pathlib.Path(folder)
+
+    def await_log(task, pattern, count=1):
+        log = runs / f"out{task}"
+        for _ in range(LIMIT_S * 20):
+            text = log.read_text() if log.exists() else ""
+            if len(re.findall(pattern, text, re.MULTILINE)) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+    with Cluster(folder) as cluster:
+        script = runs / "batch"
+        script.write_text("#!/bin/sh\n"
+                          f"exec {SOURCE}/examples/launch/slurm.sh {BIN}/resume --directory {runs}/run"
+                          "$SLURM_ARRAY_TASK_ID --steps 1000000000 --save-every 1000\n")
+        submitted = cluster.client("sbatch", "--array=0-1", "-N1", "--requeue", "--open-mode=append", "-o",
+                                   runs / "out%a", script, PATH=f"{BIN}:{os.environ['PATH']}", RANKS="1")
+        job = submitted.expect(out=r"job (\d+)").group(1)
+        for task in (0, 1):
+            await_log(task, r"starts at step \d+")
+        # The array's last task has the array's own id.
+        last = f"{job}_1"
+        cluster.client("scontrol", "show", "job", last).expect(out=rf"JobId={job} ArrayJobId={job}")
+        cluster.client("scancel", "--signal=USR1", last).expect()
+        await_log(1, r"resumes at step \d+")
+        cluster.client("scontrol", "show", "job", f"{job}_0").expect(out=r"Restarts=0")
+        assert "resumes" not in (text := (runs / "out0").read_text()) and "saved" not in text, text
         cluster.client("scancel", job).expect()
 
 

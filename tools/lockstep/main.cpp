@@ -15,6 +15,7 @@
 
 #include "checkpoints/checkpoint_flags.h"
 #include "core/nearest.h"
+#include "core/process/standard_streams.h"
 #include "doctor.h"
 #include "flags.h"
 #include "lockstep/checkpoint/error.h"
@@ -167,6 +168,7 @@ int run(std::vector<std::string> words) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  open_standard_streams();
   const std::string command = argc > 1 ? argv[1] : "";
   // A write beyond RLIMIT_FSIZE is an error that names the file. The launcher sees to it itself: it
   // gives ranks what it has found.

@@ -33,8 +33,8 @@ struct Place {
 //     torchrun, Kubernetes' training operator
 //   Open MPI's mpirun: OMPI_COMM_WORLD_*; MPICH's: PMI_RANK, PMI_SIZE, MPI_LOCAL*; MVAPICH's:
 //     MV2_COMM_WORLD_*
-//   a task of Slurm's srun: SLURM_PROCID and the like, used only together with SLURM_STEP_ID, since
-//     a batch script's own shell has a SLURM_PROCID, too
+//   a task of Slurm's srun: SLURM_PROCID and the like, used only together with srun's
+//     SLURM_STEP_ID, since the shells of sbatch and salloc have a SLURM_PROCID, too
 // MASTER_ADDR and MASTER_PORT count with all of them. Where they are not given: on one host the
 // loopback interface, over several the first of Slurm's nodes; and a port from 20000 to 29999 that
 // follows from the job's id, so that all ranks name the same. Under an mpirun over several hosts

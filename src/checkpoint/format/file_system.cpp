@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/process/standard_streams.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
@@ -49,6 +50,7 @@ class WithoutSizeSignal {
 }  // namespace
 
 int FileSystem::open(const std::string& path, int flags) {
+  open_standard_streams();
   return ::open(path.c_str(), flags | O_CLOEXEC, 0644);
 }
 ssize_t FileSystem::write(int fd, const char* bytes, size_t count) {

@@ -21,8 +21,9 @@ std::string Diagnosis::end(const Notice& mine, const std::string& seen,
                            const PeerStatus::Notices& notices) const {
   const std::string what = launcher_status_->is_explained() ? abort_text() : seen;
   std::string around = others(mine, notices);
-  // Where the reason already names a rank, nothing is left to say of the others.
-  if (around.empty() && what.find("(rank ") == std::string::npos) {
+  // Where the reason is known, nothing is left to say of the others.
+  if (around.empty() && !launcher_status_->is_explained() &&
+      what.find("(rank ") == std::string::npos) {
     around = "all other ranks are in it, too: look at the network between the hosts";
   }
   return fmt::format("{} {} on {}{}{}{}", mine.text, what, name(rank_), around.empty() ? "" : ": ",
@@ -55,6 +56,7 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
     if (const auto end = fate(peer)) {
       said.push_back(fmt::format("{} {}", name(peer), *end));
     } else if (!notice) {
+      if (launcher_status_->is_explained()) continue;  // the job ends: nobody answers
       said.push_back(name(peer) +
                      " did not answer: it is outside this group's calls, or has ended");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {

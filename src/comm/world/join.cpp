@@ -17,6 +17,7 @@
 #include "comm/world/rendezvous.h"
 #include "core/network/address.h"
 #include "core/process/descriptors.h"
+#include "core/process/standard_streams.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -157,6 +158,7 @@ Group meet(const Store& own, const Membership& me, Member mine, const Asked& ask
 // What all joins do before they have a store, and after.
 template <class MakeStore>
 Group join_over(const Membership& me, const GroupOptions& options, const MakeStore& make_store) {
+  open_standard_streams();
   const Backend asked = backend_from_env(options.backend);
   check(me, asked);
   const milliseconds timeout = checked_timeout("join", options.timeout);

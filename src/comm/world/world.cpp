@@ -18,6 +18,7 @@
 #include "comm/world/rendezvous.h"
 #include "core/network/address.h"
 #include "core/process/descriptors.h"
+#include "core/process/standard_streams.h"
 #include "core/security/token.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -138,9 +139,13 @@ std::string own_cores() {
 
 }  // namespace
 
-World World::solo() { return World(std::make_shared<State>()); }
+World World::solo() {
+  open_standard_streams();
+  return World(std::make_shared<State>());
+}
 
 World World::from_env(WorldOptions options) {
+  open_standard_streams();
   flight::attach();
   raise_descriptor_limit();
   const Place place = place_from_env();

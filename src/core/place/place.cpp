@@ -1,11 +1,16 @@
 #include "lockstep/core/place.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <climits>
+#include <utility>
 
 #include "core/hash/mix.h"
 #include "core/place/node_list.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep {
 namespace {
@@ -16,6 +21,32 @@ std::optional<int> number(const char* name, int low, int high) {
   const auto value = env_int(name, low, high);
   if (!value) return std::nullopt;
   return static_cast<int>(*value);
+}
+
+// A rank that a launcher has started is its child, and no task of srun's itself.
+void warn_of_worlds_of_one() {
+  const int tasks = number("SLURM_STEP_NUM_TASKS", 1, kMostRanks).value_or(1);
+  if (tasks == 1 || !slurm_step() || number("SLURM_TASK_PID", 1, INT_MAX) != getpid()) return;
+  log::warn(fmt::format(
+      "WORLD_SIZE=1, but SLURM_STEP_NUM_TASKS={}: each of the {} tasks runs as a single process; "
+      "for one world of all unset RANK and WORLD_SIZE before srun, and start no launcher around it",
+      tasks, tasks));
+}
+
+// Variables of launchers whose ranks cannot be told from them alone.
+void warn_of_unknown_launcher() {
+  for (const auto& [rank, size] :
+       {std::pair("PMI_RANK", "PMI_SIZE"), std::pair("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        std::pair("PMIX_RANK", "")}) {
+    const auto value = env_text(rank), of = env_text(size);
+    if (!value || of == "1") continue;
+    log::warn(fmt::format(
+        "{}={}{} is of a launcher that Lockstep does not know: running as a single process; set "
+        "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a world "
+        "of all",
+        rank, *value, of ? fmt::format(" of {}={}", size, *of) : ""));
+    return;
+  }
 }
 
 std::optional<Place> place_from_launcher() {
@@ -43,6 +74,7 @@ std::optional<Place> place_from_launcher() {
     contradiction("LOCAL_RANK={} with LOCAL_WORLD_SIZE={}: local ranks count from 0",
                   *place.local_rank, *place.local_size);
   }
+  if (place.size == 1) warn_of_worlds_of_one();
   return place;
 }
 
@@ -51,6 +83,7 @@ Place found_place() {
   auto found = place_from_launcher();
   if (!found) found = place_from_mpi();
   if (!found) found = place_from_slurm();
+  if (!found) warn_of_unknown_launcher();
   return found.value_or(Place{});
 }
 
@@ -97,7 +130,7 @@ std::string launcher_of_rank() {
     if (env_text(name)) return fmt::format("{} is set", name);
   }
   const auto counts = env_text("SLURM_STEP_TASKS_PER_NODE");
-  if (!env_text("SLURM_STEP_ID") || !env_text("SLURM_PROCID") || !counts) return "";
+  if (!slurm_step() || !env_text("SLURM_PROCID") || !counts) return "";
   const auto each = expand_task_counts(*counts);
   const bool is_rank = std::any_of(each.begin(), each.end(), [](int count) { return count > 1; });
   return is_rank ? "srun has started several tasks on a node" : "";

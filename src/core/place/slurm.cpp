@@ -1,5 +1,8 @@
 // Tasks of Slurm's srun.
+
+#include <algorithm>
 #include <cstdlib>
+#include <numeric>
 
 #include "core/place/node_list.h"
 #include "core/place/sources.h"
@@ -10,6 +13,11 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kRank = "SLURM_PROCID";
+
+// Whether "0,2,3" names the rank.
+bool has_rank(const std::string& list, int rank) {
+  return ("," + list + ",").find(fmt::format(",{},", rank)) != std::string::npos;
+}
 
 // The first of the step's nodes, where rank 0 is unless the tasks were distributed otherwise.
 std::string first_node(int rank, int node) {
@@ -23,20 +31,45 @@ std::string first_node(int rank, int node) {
         env_text("SLURMD_NODENAME").value_or("another node"), first,
         env_text("SLURMD_NODENAME").value_or("its name"));
   }
+  const std::string here = env_text("SLURM_GTIDS").value_or("");
+  if (node == 0 && has_rank(here, rank) && !has_rank(here, 0)) {
+    contradiction(
+        "rank 0 does not run on {}, the first node of the step, where the others look for it "
+        "(SLURM_GTIDS={}): set MASTER_ADDR to the name of its node for all "
+        "(srun --export=ALL,MASTER_ADDR=...)",
+        first, here);
+  }
   return first;
 }
 
 }  // namespace
 
+std::optional<std::string> slurm_step() {
+  constexpr unsigned long kLastOfSrun = 0xfffffff0;  // Slurm's SLURM_MAX_NORMAL_STEP_ID
+  auto step = env_text("SLURM_STEP_ID");
+  if (step && std::strtoul(step->c_str(), nullptr, 10) > kLastOfSrun) step.reset();
+  return step;
+}
+
+int slurm_node() {
+  const int number = required("SLURM_NODEID", kRank, 0, kMostRanks);
+  const auto list = env_text("SLURM_STEP_NODELIST"), own = env_text("SLURMD_NODENAME");
+  if (!list || !own) return number;
+  const auto names = expand_node_list(*list);
+  const auto at = std::find(names.begin(), names.end(), *own);
+  return at == names.end() ? number : static_cast<int>(at - names.begin());
+}
+
 std::optional<Place> place_from_slurm() {
-  const auto step = env_text("SLURM_STEP_ID");
+  const auto step = slurm_step();
   if (!step || !env_text(kRank)) {
-    const auto tasks = env_text("SLURM_NTASKS");
-    if (env_text("SLURM_JOB_ID") && tasks && *tasks != "1") {
+    const auto job = env_text("SLURM_JOB_ID"), tasks = env_text("SLURM_NTASKS");
+    const auto count = tasks ? tasks : env_text("SLURM_JOB_NUM_NODES");
+    if (job && count && *count != "1") {
       log::warn(fmt::format(
-          "this is a shell of Slurm job {}, not one of its {} tasks: running as a single process; "
+          "this is a shell of Slurm job {}, not one of its {} {}: running as a single process; "
           "start the program with srun",
-          *env_text("SLURM_JOB_ID"), *tasks));
+          *job, *count, tasks ? "tasks" : "nodes' tasks"));
     }
     return std::nullopt;
   }
@@ -49,7 +82,7 @@ std::optional<Place> place_from_slurm() {
   if (place.rank >= place.size) {
     contradiction("{}={} with {}={}: ranks count from 0", kRank, place.rank, size_name, place.size);
   }
-  const int node = required("SLURM_NODEID", kRank, 0, kMostRanks);
+  const int node = slurm_node();
   int nodes = 1;
   if (const auto counts = env_text("SLURM_STEP_TASKS_PER_NODE")) {
     const auto tasks = expand_task_counts(*counts);
@@ -57,6 +90,11 @@ std::optional<Place> place_from_slurm() {
     if (node >= nodes) {
       contradiction("SLURM_NODEID={} with SLURM_STEP_TASKS_PER_NODE={}: nodes count from 0", node,
                     *counts);
+    }
+    const int64_t sum = std::accumulate(tasks.begin(), tasks.end(), int64_t{0});
+    if (sum != place.size && env_text("SLURM_STEP_NUM_TASKS")) {
+      contradiction("SLURM_STEP_NUM_TASKS={} with SLURM_STEP_TASKS_PER_NODE={}, which are {}",
+                    place.size, *counts, sum);
     }
     place.local_size = tasks[static_cast<size_t>(node)];
   }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +19,13 @@ constexpr int kMostRanks = 1 << 20;
 // read by the caller; `host` and `port` are what follows from the launcher's own variables.
 std::optional<Place> place_from_mpi();
 std::optional<Place> place_from_slurm();
+
+// The id of the srun step whose task this process is. The shells of sbatch and of salloc are steps
+// for Slurm, too, but no tasks that it has started for a job: nothing.
+std::optional<std::string> slurm_step();
+// This node's place in the step's lists. Those are sorted by name where SLURM_NODEID is not: in
+// jobs of several parts (srun PROGRAM : PROGRAM).
+int slurm_node();
 
 // Whether ranks of several hosts can find rank 0 without being given its address: under Open MPI's
 // and MPICH's mpirun.

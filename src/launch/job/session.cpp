@@ -1,14 +1,13 @@
 #include "launch/job/session.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "core/process/descriptors.h"
+#include "core/process/standard_streams.h"
 #include "launch/job/late.h"
 #include "launch/job/program.h"
 #include "launch/process/descendants.h"
@@ -28,15 +27,6 @@ void check_local_rank(std::string_view flag, int local_rank, const Options& opti
   if (local_rank < options.ranks) return;
   throw ConfigError(fmt::format("[run] {}: there is no local rank {}; this host has 0 to {}", flag,
                                 local_rank, options.ranks - 1));
-}
-
-// With one of 0, 1, 2 closed the next descriptor we open would become a rank's stdout.
-void open_standard_streams() {
-  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
-    if (fcntl(fd, F_GETFD) < 0) {
-      [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);  // the lowest free number: fd
-    }
-  }
 }
 
 Options completed(Options options) {

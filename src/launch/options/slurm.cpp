@@ -5,6 +5,7 @@
 
 #include "core/place/node_list.h"
 #include "core/place/sources.h"
+#include "launch/rendezvous/host.h"
 #include "launch/rendezvous/rendezvous.h"
 #include "lockstep/core/environment.h"
 
@@ -24,16 +25,27 @@ bool is_somebody_elses() {
 
 std::string remark_on_slurm() {
   const auto nodes = env_text("SLURM_JOB_NUM_NODES");
-  if (!nodes || *nodes == "1" || env_text("SLURM_STEP_ID") || is_somebody_elses()) return "";
+  if (!nodes || *nodes == "1" || slurm_step() || is_somebody_elses()) return "";
   return fmt::format(
       "this is a shell of Slurm job {}, which has {} nodes: all ranks start on this one; write "
       "srun --ntasks-per-node=1 lockstep run ... (--standalone: as meant)",
       env_text("SLURM_JOB_ID").value_or("?"), *nodes);
 }
 
+std::string remark_on_cores(std::string_view asked, int ranks) {
+  const auto given = env_int("SLURM_CPUS_ON_NODE", 1, kMostRanks);
+  if (asked != "auto" && asked != "cpu") return "";
+  if (!given || !slurm_step() || is_somebody_elses()) return "";
+  if (ranks != cores() || ranks >= *given) return "";
+  return fmt::format(
+      "this task may use {} of the {} cores of its Slurm job on this node, and --nproc-per-node {} "
+      "starts a rank for each: write srun --cpus-per-task={}",
+      ranks, *given, asked, *given);
+}
+
 std::optional<Rendezvous> Rendezvous::from_slurm() {
   constexpr const char* kRank = "SLURM_PROCID";
-  const auto step = env_text("SLURM_STEP_ID");
+  const auto step = slurm_step();
   if (!step || !env_text(kRank) || is_somebody_elses()) return std::nullopt;
   const int tasks = required("SLURM_STEP_NUM_TASKS", kRank, 1, kMostRanks);
   if (tasks == 1) return std::nullopt;
@@ -52,15 +64,24 @@ std::optional<Rendezvous> Rendezvous::from_slurm() {
         tasks, each.size(), each.size() == 1 ? "" : "s", "SLURM_STEP_TASKS_PER_NODE", *counts));
   }
   if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) {
+    const std::string passed_on = env_text("SLURM_EXPORT_ENV").value_or("ALL");
     throw ConfigError(fmt::format(
         "[run] srun has started {} launchers, which prove to each other that they belong together "
-        "by a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun",
-        tasks));
+        "by a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun{}",
+        tasks,
+        passed_on.starts_with("ALL") ? ""
+                                     : fmt::format(", which passes it on with --export=ALL "
+                                                   "(SLURM_EXPORT_ENV={} keeps it back)",
+                                                   passed_on)));
   }
   const std::string id = fmt::format("slurm-{}.{}", env_text("SLURM_JOB_ID").value_or("0"), *step);
   Rendezvous rendezvous;
   rendezvous.min_nodes = rendezvous.max_nodes = tasks;
-  rendezvous.node_rank = required("SLURM_NODEID", kRank, 0, tasks - 1);
+  rendezvous.node_rank = slurm_node();
+  if (*rendezvous.node_rank >= tasks) {
+    contradiction("SLURM_STEP_NODELIST={} with SLURM_STEP_NUM_TASKS={}: a task on each node", *list,
+                  tasks);
+  }
   rendezvous.endpoint =
       fmt::format("{}:{}", expand_node_list(*list).front(), port_of(id + "/launchers"));
   rendezvous.run_id = id;

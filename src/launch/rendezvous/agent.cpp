@@ -130,10 +130,22 @@ std::optional<Outside::Clock::time_point> Agent::await(std::vector<pollfd>& even
   network_.await(events);
   const auto next = point_of(node_.deadline(now()));
   const auto limit = network_.deadline();
-  return limit && *limit < next ? *limit : next;
+  due_ = limit && *limit < next ? *limit : next;
+  return due_;
+}
+
+// Hosts give each other up when one has been stopped, and each blames the network.
+void Agent::say_if_stopped() {
+  const auto late = Outside::Clock::now() - std::exchange(due_, Outside::Clock::time_point::max());
+  if (late < 3 * patience_) return;
+  session_.output.say(fmt::format(
+      "this launcher did not run for {:.1f} s (stopped by scontrol suspend or Ctrl-Z?); hosts give "
+      "each other up after {:g} s (--rdzv-conf heartbeat_timeout)",
+      std::chrono::duration<double>(late).count(), seconds(4 * patience_)));
 }
 
 void Agent::go_on() {
+  say_if_stopped();
   network_.pump();
   node_.tick(now());
   act();

@@ -46,6 +46,7 @@ class Agent : private Outside, private Network::Handler {
   void wait_without_ranks(Outside::Clock::time_point limit);
   // Reads messages of the other launchers and acts on them.
   void go_on();
+  void say_if_stopped();
   void run_ranks(const Launch& launch);
   void prepare_store();
   std::optional<Failure> failure_of(const Outcome& outcome) const;
@@ -69,6 +70,7 @@ class Agent : private Outside, private Network::Handler {
   const std::string host_;
   const int max_restarts_;
   const std::chrono::milliseconds patience_, rejoin_;
+  Outside::Clock::time_point due_ = Outside::Clock::time_point::max();  // the end of the last wait
   const Digest job_key_;
   Network network_;
   Fd store_;

@@ -56,6 +56,14 @@ struct Rendezvous {
 // What to say of a launcher without flags of several hosts in a shell of a Slurm job that has
 // several nodes, such as its batch script, where srun has not started it; else empty.
 std::string remark_on_slurm();
+// What to say where a Slurm task may use fewer cores than its job has on the node, and `asked`
+// (auto or cpu) was one of the `ranks` for each; else empty.
+std::string remark_on_cores(std::string_view asked, int ranks);
+// As remark_on_slurm() in a job of PBS or LSF that has several hosts.
+std::string remark_on_pbs_and_lsf();
+// Throws ConfigError, with what to write, where mpirun has started several launchers: each would
+// start a job of its own.
+void refuse_launchers_of_mpirun();
 
 // As run(), on this host and with the launchers of others; on every host the root cause of a
 // failure is named, and the exit status is its rank's. The token of the job comes from

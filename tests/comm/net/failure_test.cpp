@@ -201,6 +201,24 @@ TEST(LaunchersWord, IsQuotedOnEveryTransport) {
   }
 }
 
+// Why nobody answers is known.
+TEST(LaunchersWord, IsNotFollowedByAGuessAtTheOtherRanks) {
+  PretendLauncher launcher(2);
+  spawn(2,
+        [&](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 1) {
+            launcher.control.explain("host2 was lost");
+            launcher.control.report_failure();
+            return;
+          }
+          const std::string error =
+              message_of<CommError>([&] { world.group().all_reduce(at::ones({4})).wait(); });
+          EXPECT_THAT(error, testing::EndsWith("was aborted (host2 was lost) on rank 0"));
+        },
+        {.backend = "tcp"});
+}
+
 // Rank 1 tells its address, and then fails to connect: rank 0 would wait for it in Gloo.
 TEST(LaunchersWord, EndsAStart) {
   PretendLauncher launcher(2);

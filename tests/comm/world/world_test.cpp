@@ -2,6 +2,7 @@
 #include "lockstep/comm/world.h"
 
 #include <ATen/ATen.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <malloc.h>
 #include <sched.h>
@@ -20,6 +21,7 @@
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/spawn.h"
+#include "support/without_stdout.h"
 
 namespace lockstep::comm {
 namespace {
@@ -81,6 +83,20 @@ bool maps(size_t bytes) {
   const bool mapped = mallinfo2().hblks > before;
   std::free(piece);
   return mapped;
+}
+
+TEST(World, NoSocketIsStdoutOfAProgramWithoutOne) {
+  const auto expect_open = [] { EXPECT_GE(fcntl(STDOUT_FILENO, F_GETFD), 0); };
+  isolated([&] {
+    const test::WithoutStdout closed;
+    static_cast<void>(World::solo());
+    expect_open();
+  });
+  spawn_bare(2, [&](int) {
+    const test::WithoutStdout closed;
+    const World world = World::from_env();
+    expect_open();
+  });
 }
 
 TEST(World, LargePiecesComeFromTheHeapThatAStepLeaves) {

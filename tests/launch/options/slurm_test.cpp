@@ -1,12 +1,17 @@
-// Launchers that srun has started, by its variables. A real Slurm: tests/system/schedulers_test.py.
+// Launchers that srun or mpirun has started, or in a job of PBS or LSF, by their variables. A real
+// Slurm: tests/system/schedulers_test.py.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <string>
 
+#include "launch/rendezvous/host.h"
 #include "launch/rendezvous/rendezvous.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -26,8 +31,10 @@ class SlurmTest : public ::testing::Test {
                                                    {"LOCKSTEP_TOKEN", "0123456789abcdef"}};
 
   SlurmTest() {
-    for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK",
-                             "MPI_LOCALNRANKS", "LOCKSTEP_TOKEN_FILE"}) {
+    for (const char* name :
+         {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS",
+          "LOCKSTEP_TOKEN_FILE", "SLURMD_NODENAME", "SLURM_EXPORT_ENV", "PBS_NODEFILE", "LSB_HOSTS",
+          "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -85,6 +92,86 @@ TEST_F(SlurmTest, ABatchScriptOfSeveralNodesIsToldThatItStartsOnOne) {
   EXPECT_EQ(remark(), "");
 }
 
+TEST_F(SlurmTest, AnInteractiveShellOfSallocIsNoStep) {
+  variables_["SLURM_STEP_ID"] = "4294967290";
+  variables_["SLURM_JOB_NUM_NODES"] = "2";
+  EXPECT_FALSE(found().has_value());
+  EXPECT_THAT(remark_on_slurm(), HasSubstr("which has 2 nodes: all ranks start on this one"));
+}
+
+// srun -w node8 -n1 lockstep run ... : -w node7 -n1 lockstep run ...
+TEST_F(SlurmTest, ATaskWithAPartOfItsJobsCoresIsToldWhatToWrite) {
+  const int own = cores();
+  variables_["SLURM_CPUS_ON_NODE"] = std::to_string(own + 2);
+  found();
+  EXPECT_THAT(remark_on_cores("auto", own),
+              HasSubstr(fmt::format("may use {} of the {} cores of its Slurm job on this node, and "
+                                    "--nproc-per-node auto starts a rank for each: write srun "
+                                    "--cpus-per-task={}",
+                                    own, own + 2, own + 2)));
+  EXPECT_EQ(remark_on_cores("auto", own + 1), "");  // GPUs
+  EXPECT_EQ(remark_on_cores(std::to_string(own), own), "");
+  variables_["SLURM_CPUS_ON_NODE"] = std::to_string(own);
+  found();
+  EXPECT_EQ(remark_on_cores("auto", own), "");
+}
+
+TEST_F(SlurmTest, ANodesNumberIsItsPlaceInTheList) {
+  variables_["SLURMD_NODENAME"] = "node7";
+  const auto rendezvous = found();
+  EXPECT_EQ(rendezvous->node_rank, 0);
+  EXPECT_THAT(rendezvous->endpoint, ::testing::StartsWith("node7:"));
+  variables_["SLURM_STEP_NODELIST"] = "node[5-8]";
+  expect_refused("SLURM_STEP_NODELIST=node[5-8] with SLURM_STEP_NUM_TASKS=2");
+}
+
+TEST_F(SlurmTest, LaunchersOfMpirunAreRefused) {
+  variables_ = {{"OMPI_COMM_WORLD_SIZE", "1"}};
+  EXPECT_FALSE(found().has_value());
+  EXPECT_NO_THROW(refuse_launchers_of_mpirun());
+  const std::map<std::string, std::string> each[] = {{{"OMPI_COMM_WORLD_SIZE", "2"}},
+                                                     {{"MV2_COMM_WORLD_SIZE", "2"}},
+                                                     {{"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}};
+  for (const auto& one : each) {
+    for (const auto& [name, value] : one) variables_[name] = value;
+    found();
+    try {
+      refuse_launchers_of_mpirun();
+      ADD_FAILURE() << one.begin()->first;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("mpirun has started 2 launchers"));
+      EXPECT_THAT(error.what(), HasSubstr("write mpirun PROGRAM"));
+    }
+    for (const auto& [name, value] : one) variables_[name] = "";
+  }
+  variables_["PMI_SIZE"] = "2";  // of srun --mpi=pmi2
+  EXPECT_FALSE(found().has_value());
+  EXPECT_NO_THROW(refuse_launchers_of_mpirun());
+  variables_["OMPI_COMM_WORLD_SIZE"] = "2";
+  variables_["RANK"] = "0";
+  EXPECT_FALSE(found().has_value());
+  EXPECT_NO_THROW(refuse_launchers_of_mpirun());
+}
+
+TEST_F(SlurmTest, AJobOfPbsOrLsfWithSeveralHostsIsToldThatItStartsOnOne) {
+  const test::Folder folder;
+  std::ofstream(folder / "nodes") << "node1\nnode1\nnode2\n";
+  std::ofstream(folder / "node") << "node1\nnode1\n";
+  const auto remark = [&](const std::map<std::string, std::string>& variables) {
+    variables_ = variables;
+    found();
+    return remark_on_pbs_and_lsf();
+  };
+  EXPECT_EQ(remark({}), "");
+  EXPECT_THAT(remark({{"PBS_NODEFILE", folder / "nodes"}}),
+              HasSubstr("this job has 2 hosts (PBS_NODEFILE): all ranks start on this one; start "
+                        "lockstep run --nnodes 2 --rdzv-endpoint HOST:PORT"));
+  EXPECT_EQ(remark({{"PBS_NODEFILE", folder / "node"}}), "");
+  EXPECT_EQ(remark({{"PBS_NODEFILE", folder / "none"}}), "");
+  EXPECT_THAT(remark({{"PBS_NODEFILE", ""}, {"LSB_HOSTS", "a a b c"}}),
+              HasSubstr("this job has 3 hosts (LSB_HOSTS)"));
+}
+
 TEST_F(SlurmTest, WhatAnInnerLauncherHasStartedIsNoTask) {
   variables_["OMPI_COMM_WORLD_RANK"] = "0";
   EXPECT_FALSE(found().has_value());
@@ -101,6 +188,8 @@ TEST_F(SlurmTest, SeveralOnANodeAreRefusedWithWhatToWrite) {
 TEST_F(SlurmTest, AMissingSecretIsRefusedWithWhatToWrite) {
   variables_["LOCKSTEP_TOKEN"] = "";
   expect_refused("write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun");
+  variables_["SLURM_EXPORT_ENV"] = "NONE";
+  expect_refused("before srun, which passes it on with --export=ALL (SLURM_EXPORT_ENV=NONE keeps");
 }
 
 TEST_F(SlurmTest, AMissingVariableIsNamed) {

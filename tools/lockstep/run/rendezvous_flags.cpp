@@ -54,8 +54,10 @@ std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const
                      !master_addr_.empty() || node_rank_ >= 0;
   const auto by_slurm = given ? std::nullopt : launch::Rendezvous::from_slurm();
   if (!given && !by_slurm) {
-    const std::string remark = launch::remark_on_slurm();
-    if (!remark.empty()) fmt::print(stderr, "lockstep: {}\n", remark);
+    launch::refuse_launchers_of_mpirun();
+    for (const std::string& remark : {launch::remark_on_slurm(), launch::remark_on_pbs_and_lsf()}) {
+      if (!remark.empty()) fmt::print(stderr, "lockstep: {}\n", remark);
+    }
   }
   auto rendezvous = by_slurm.value_or(launch::Rendezvous{});
   if (!by_slurm) rendezvous.set_nodes(nodes_);

@@ -254,6 +254,8 @@ int RunCommand::carry_out() {
   choose_grace();
   if (allocator_ != "system") options_.preload = launch::find_allocator(allocator_);
   options_.ranks = launch::count_ranks(ranks_);
+  const std::string remark = launch::remark_on_cores(ranks_, options_.ranks);
+  if (!remark.empty()) fmt::print(stderr, "lockstep: {}\n", remark);
   options_.redirects = launch::StreamChoice::parse("--redirects", redirects_);
   options_.tee = launch::StreamChoice::parse("--tee", tee_);
   options_.shown_ranks = numbers_of("--local-ranks-filter", shown_);

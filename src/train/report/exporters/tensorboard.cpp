@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/process/standard_streams.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/text/utf8.h"
@@ -99,6 +100,7 @@ TensorBoardWriter::TensorBoardWriter(const std::string& folder, int64_t resumed_
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
   path_ = fmt::format("{}/events.out.tfevents.{:.0f}.{}.{}", folder, std::floor(unix_now()), host,
                       getpid());
+  open_standard_streams();
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw Error(fmt::format("[tensorboard] cannot write {}: name another folder", path_));
   write(scalar_record("", 0, 0, unix_now()));

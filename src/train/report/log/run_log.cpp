@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "core/process/standard_streams.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "train/report/log/file.h"
@@ -28,6 +29,7 @@ bool ends_whole(int fd) {
 }  // namespace
 
 LogFile::LogFile(std::string path) : path_(std::move(path)) {
+  open_standard_streams();
   std::error_code ignored;  // open() says it better
   const auto folder = std::filesystem::path(path_).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
