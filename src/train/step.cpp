@@ -138,9 +138,15 @@ StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss)
 void Training::backward_of(TrainedPart& part, const at::Tensor& loss) {
   try {
     (part.scaler ? part.scaler->scale(loss) : loss).backward();
-  } catch (const Error&) {
+  } catch (const Error& error) {
     is_common_ = true;  // what Ddp or Fsdp refuses, all ranks refuse
-    throw;
+    const std::string text = error.what();
+    if (text.find(" was attached: ") == text.npos) throw;
+    // Neither can be attached again from here.
+    throw ConfigError(text +
+                      ". A Trainer attaches once, when it is constructed: make what a callback "
+                      "unfreezes later trainable before that, and freeze it in on_epoch_begin() "
+                      "(docs/trainer.md)");
   }
 }
 

@@ -316,5 +316,36 @@ TEST(FsdpCheckpoint, IsSeenByTheNextForward) {
   }
 }
 
+// Another is made in its place, as to unfreeze a layer.
+TEST(FsdpCheckpoint, ATrackedFsdpEndsWhenItIsDestroyed) {
+  for (const bool share : {true, false}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      Tower net;
+      const parallel::FsdpOptions options{.units = units_of<BlockImpl>(*net),
+                                          .share_memory = share};
+      auto fsdp = std::make_unique<Fsdp>(net, world.group(), options);
+      Checkpointer checkpoints(world.group(), folder.path());
+      checkpoints.track("net", *fsdp);
+      checkpoints.save(0);
+      auto moved = std::make_unique<Fsdp>(std::move(*fsdp));
+      fsdp.reset();
+      checkpoints.save(1);
+      checkpoints.restore_latest();
+      moved->unshard();
+      moved.reset();
+      EXPECT_TRUE(at::isfinite(net->forward(tower_input(0))).all().item<bool>());
+      Fsdp next(net, world.group(), options);
+      for (const auto& call : {+[](Checkpointer& all) { all.save(2); },
+                               +[](Checkpointer& all) { (void)all.restore_latest(); }}) {
+        EXPECT_THAT(message_of<CheckpointError>([&] { call(checkpoints); }),
+                    HasSubstr("the Fsdp that is tracked as net is not there any more: for the one "
+                              "in its place destroy this Checkpointer, which holds the directory, "
+                              "and make another"));
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -1,12 +1,11 @@
 // Averages parameters over ranks that train independently between the averages: local SGD.
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <cstdint>
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 
@@ -23,13 +22,14 @@ class Averager {
   // `levels` from the smallest group to the largest, each period a multiple of the one before; at a
   // step on which several are due, only the largest of their groups averages. The first `warm_up`
   // steps average nothing. Throws ConfigError for other periods, for an empty list, and for a group
-  // with Python ranks.
-  Averager(const torch::nn::Module& module, std::vector<AverageLevel> levels, int64_t warm_up = 0);
+  // with Python ranks. A module that no shared_ptr owns must outlive the last step().
+  Averager(const ModuleRef& module, std::vector<AverageLevel> levels, int64_t warm_up = 0);
 
   // Every rank calls it after every step. True when parameters were averaged: real and complex
-  // ones, frozen ones too, each once. Parameters of integer dtypes and bool, and buffers, are left
-  // alone, as in PyTorch. One all_reduce for each parameter, which it waits for. Throws ConfigError
-  // for a group whose Ddp has lanes.
+  // ones, frozen ones too, each once, that the module has now: on all ranks the same. Parameters of
+  // integer dtypes and bool, and buffers, are left alone, as in PyTorch. One all_reduce for each
+  // parameter, which it waits for. Throws ConfigError for a group whose Ddp has lanes, and when the
+  // module has been destroyed.
   bool step();
 
   // For a checkpoint.
@@ -37,7 +37,7 @@ class Averager {
   void set_steps(int64_t steps) { steps_ = steps; }
 
  private:
-  std::vector<at::Tensor> parameters_;
+  ModuleRef module_;
   std::vector<AverageLevel> levels_;
   int64_t warm_up_;
   int64_t steps_ = 0;

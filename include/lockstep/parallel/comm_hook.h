@@ -57,15 +57,18 @@ class CommHook {
   // was before the pass; otherwise a part of their next gradient is lost.
   virtual void end_pass(const std::vector<std::string>& unused);
 
-  // Called by Ddp's constructor on every rank: the parameters whose gradients the hook will see, by
-  // name. A ConfigError that it throws on one rank (because the restored state belongs to other
-  // parameters, for instance) is thrown by the constructors of all ranks.
+  // Called by Ddp's constructor and by refresh() on every rank, between passes: the parameters
+  // whose gradients the hook will see, by name. What the hook carries for a parameter stays with
+  // that tensor: when the module has changed, another parameter may have its name. A ConfigError
+  // that it throws on one rank (because the restored state belongs to other parameters, for
+  // instance) is thrown by the constructors of all ranks.
   virtual void attach(const std::map<std::string, at::Tensor>& parameters);
 
   // What the hook carries from pass to pass on this rank, by name, for a checkpoint; restore()
   // takes the same back and throws ConfigError, having changed nothing, for a state that does not
-  // fit: a name, shape or dtype that does not belong to the parameters, a tensor that is missing or
-  // not finite. Before Ddp is attached the hook does not know the parameters; attach() throws then.
+  // fit: a name, shape or dtype that does not belong to the parameters, a tensor that is not
+  // finite. A parameter that was added after the last pass may have none. Before Ddp is attached
+  // the hook does not know the parameters; attach() throws then.
   virtual std::map<std::string, at::Tensor> state() const { return {}; }
   virtual void restore(const std::map<std::string, at::Tensor>& state);
   // Throws what restore() would throw for tensors of these sizes and dtypes, and changes nothing.

@@ -170,7 +170,8 @@ class Ddp : public Joinable {
 
   // Attaches to the module as it is now, as if constructed again with the same options: call it on
   // every rank, outside of backward(), after the module was changed. Throws what the constructor
-  // does, and then stays attached as before. The log starts again; a hook keeps its state. Not
+  // does, and then stays attached as before. The log starts again; a hook keeps its state. Under
+  // LocalSgd average first: parameters become rank 0's, as the constructor makes them. Not
   // between a forward and its backward(), which libtorch refuses when parameters have changed.
   void refresh();
 

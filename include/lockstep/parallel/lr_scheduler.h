@@ -36,14 +36,16 @@ class LrScheduler {
   // when the schedule moves the momentum of an optimizer that has none.
   LrScheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
 
-  // After optimizer.step(). A group added meanwhile begins with its own rate.
+  // After optimizer.step(). A group added meanwhile begins with its own rate. Throws ConfigError
+  // when the optimizer has fewer groups than before, since it cannot know which of them are left.
   void step();
 
   // The group's current rate.
   double lr(size_t group = 0) const;
 
-  // For a checkpoint: what restore() takes back.
-  const LrSchedulerState& state() const { return state_; }
+  // For a checkpoint: what restore() takes back. A group added since step() is in it. Throws as
+  // step().
+  LrSchedulerState state() const;
   // Sets step and rates. Throws ConfigError when the number of groups differs.
   void restore(const LrSchedulerState& state);
 

@@ -24,7 +24,8 @@ std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
 
 // Each rank's part, under the names that the plain module has: either restores what the other
 // saved, with any units, on any number of ranks. An optimizer of fsdp.parameters() is tracked as
-// any other; its state has the parameters' names, too.
+// any other; its state has the parameters' names, too. The Fsdp is not kept: when it has been
+// destroyed, save() and the restoring functions throw CheckpointError.
 std::shared_ptr<Stateful> stateful(Fsdp& fsdp);
 
 // The averages under the names of the weights, as an optimizer's state is: with and without Fsdp, on

@@ -1,6 +1,8 @@
 // What a checkpoint saves of an Fsdp.
 #include "lockstep/parallel/stateful.h"
 
+#include <fmt/format.h>
+
 #include <map>
 #include <set>
 #include <string>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/part_of.h"
+#include "lockstep/checkpoint/error.h"
 #include "parallel/ddp/reducer/accumulator.h"
 #include "parallel/fsdp/parameter_memory.h"
 #include "parallel/fsdp/state.h"
@@ -19,27 +22,30 @@ class FsdpState : public Stateful {
   explicit FsdpState(Fsdp& fsdp) : state_(fsdp.state_) {}
 
   checkpoint::State state(const checkpoint::Names&) const override {
-    return described(state_->plan().replicas.rank() == 0 ? Parts::Own : Parts::None);
+    const auto fsdp = held();
+    return described(*fsdp, fsdp->plan().replicas.rank() == 0 ? Parts::Own : Parts::None);
   }
 
   checkpoint::State destination(const checkpoint::Saved&, const checkpoint::Names&) override {
-    checkpoint::State state = described(Parts::Own);
-    for (const auto& item : state_->model().parameters) {
+    const auto fsdp = held();
+    checkpoint::State state = described(*fsdp, Parts::Own);
+    for (const auto& item : fsdp->model().parameters) {
       state.others.push_back(checkpoint::pattern_of(item.name));
     }
     return state;
   }
 
-  void restored(const checkpoint::State&) override { state_->shards_changed(); }
+  void restored(const checkpoint::State&) override { held()->shards_changed(); }
 
   void add_names(const std::string& prefix, checkpoint::Names& names) const override {
-    const auto& parameters = state_->model().parameters;
+    const auto fsdp = held(" as " + prefix);
+    const auto& parameters = fsdp->model().parameters;
     std::map<const at::TensorImpl*, std::vector<std::string>> further;  // of tied ones
-    for (const auto& [name, tensor] : state_->module().parameters()) {
+    for (const auto& [name, tensor] : fsdp->module().parameters()) {
       further[tensor.unsafeGetTensorImpl()].push_back(name);
     }
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto& [unit, flat, member] = state_->place(i);
+      const auto& [unit, flat, member] = fsdp->place(i);
       names.add(flat->leaf(member), prefix + "/" + parameters[i].name);
       names.add(parameters[i].tensor, prefix + "/" + parameters[i].name);
       for (const auto& name : further[parameters[i].tensor.unsafeGetTensorImpl()]) {
@@ -47,29 +53,38 @@ class FsdpState : public Stateful {
         names.add(parameters[i].tensor, prefix + "/" + name);
       }
     }
-    for (const auto& item : state_->model().buffers) {
+    for (const auto& item : fsdp->model().buffers) {
       names.add(item.tensor, prefix + "/" + item.name);
     }
-    for (const auto& [name, tensor] : ignored()) names.add(tensor, prefix + "/" + name);
+    for (const auto& [name, tensor] : ignored(*fsdp)) names.add(tensor, prefix + "/" + name);
   }
 
  private:
+  // The checkpointer asks for the names first, so that the error has one.
+  std::shared_ptr<Fsdp::State> held(std::string_view as = "") const {
+    if (auto fsdp = state_.lock()) return fsdp;
+    throw CheckpointError(fmt::format(
+        "[checkpoint] the Fsdp that is tracked{} is not there any more: for the one in its place "
+        "destroy this Checkpointer, which holds the directory, and make another",
+        as));
+  }
+
   enum class Parts { Own, None };
 
-  checkpoint::State described(Parts parts) const {
+  static checkpoint::State described(const Fsdp::State& fsdp, Parts parts) {
     checkpoint::State state;
-    const auto& parameters = state_->model().parameters;
+    const auto& parameters = fsdp.model().parameters;
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto& [unit, flat, member] = state_->place(i);
+      const auto& [unit, flat, member] = fsdp.place(i);
       const at::Tensor& leaf = flat->leaf(member);
       const auto* whole = checkpoint::part_of(leaf);
       const bool mine = parts == Parts::Own && (leaf.numel() > 0 || whole->is_of_nothing());
       if (mine) state.pieces.push_back(checkpoint::part_piece(parameters[i].name, *whole, leaf));
     }
-    for (const auto& item : state_->model().buffers) {
+    for (const auto& item : fsdp.model().buffers) {
       state.pieces.push_back(checkpoint::whole_piece(item.name, item.tensor));
     }
-    for (const auto& [name, tensor] : ignored()) {
+    for (const auto& [name, tensor] : ignored(fsdp)) {
       state.pieces.push_back(checkpoint::whole_piece(name, tensor));
     }
     std::map<const at::TensorImpl*, std::string> first;
@@ -79,16 +94,16 @@ class FsdpState : public Stateful {
         if (!fresh) state.aliases[name] = place->second;
       }
     };
-    note(state_->module().parameters());
-    note(state_->module().buffers());
+    note(fsdp.module().parameters());
+    note(fsdp.module().buffers());
     return state;
   }
 
   // What FsdpOptions::ignore names, which every rank has whole; without what another Fsdp shards,
   // and saves.
-  ModuleRef::NamedTensors ignored() const {
+  static ModuleRef::NamedTensors ignored(const Fsdp::State& fsdp) {
     std::set<const at::TensorImpl*> seen;
-    const auto& model = state_->model();
+    const auto& model = fsdp.model();
     for (const auto& item : model.parameters) seen.insert(item.tensor.unsafeGetTensorImpl());
     for (const auto& item : model.buffers) seen.insert(item.tensor.unsafeGetTensorImpl());
     ModuleRef::NamedTensors found;
@@ -98,8 +113,8 @@ class FsdpState : public Stateful {
         if (!is_of_another(tensor)) found.emplace_back(name, tensor);
       }
     };
-    add(state_->module().parameters());
-    add(state_->module().buffers());
+    add(fsdp.module().parameters());
+    add(fsdp.module().buffers());
     return found;
   }
 
@@ -108,7 +123,7 @@ class FsdpState : public Stateful {
     return dynamic_cast<const Fsdp::State*>(listener) != nullptr || !has_memory(tensor);
   }
 
-  std::shared_ptr<Fsdp::State> state_;
+  std::weak_ptr<Fsdp::State> state_;
 };
 
 std::shared_ptr<Stateful> stateful(Fsdp& fsdp) { return std::make_shared<FsdpState>(fsdp); }

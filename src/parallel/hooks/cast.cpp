@@ -45,6 +45,7 @@ comm::Work CastHook::start(const Group& group, const Bucket& bucket) {
 }
 
 void CastHook::attach(const Tensors& parameters) {
+  memory_.clear();  // the buckets of another model, or of another group
   residuals_->attach(options_.error_feedback ? residual_layout(parameters) : HookState::Layout());
 }
 

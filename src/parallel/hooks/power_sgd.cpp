@@ -157,12 +157,9 @@ void PowerSgd::attach(const Tensors& parameters) {
   for (const auto& [name, parameter] : parameters) {
     const auto shape = compressed(parameter, options_);
     if (!shape) continue;
-    const auto expected = [&](int64_t rows, int64_t columns) {
-      return HookState::Expected{
-          .sizes = {rows, columns}, .dtype = parameter.scalar_type(), .device = parameter.device()};
-    };
-    if (options_.error_feedback) layout.try_emplace(kError + name, expected(shape->n, shape->m));
-    layout.try_emplace(kQ + name, expected(shape->m, shape->r));
+    if (options_.error_feedback)
+      layout.try_emplace(kError + name, expected_for(parameter, {shape->n, shape->m}));
+    layout.try_emplace(kQ + name, expected_for(parameter, {shape->m, shape->r}));
   }
   kept_->attach(std::move(layout));
 }

@@ -31,6 +31,7 @@ void refuse_state(std::string_view hook, const std::string& why) {
 
 void HookState::begin(const Bucket& bucket) {
   if (bucket.index != 0) return;
+  restored_ = false;
   staged_.clear();
   replaced_.clear();
   finite_.reset();
@@ -79,39 +80,40 @@ void HookState::rescale(double factor) {
 }
 
 void HookState::attach(Layout layout) {
-  if (attached_) {
-    // For a model that was changed since: the state of tensors that it still has is kept, the rest
-    // is dropped.
-    std::erase_if(tensors_, [&](const auto& item) {
-      const auto found = layout.find(item.first);
-      return found == layout.end() || item.second.sizes() != found->second.sizes;
-    });
-    for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout.at(name).dtype);
-  } else {
-    check_layout(tensors_, layout);
+  if (!attached_) check_layout(tensors_, layout);
+  const auto place = [](const Layout::value_type& item) {
+    return std::pair(item.second.parameter._unsafe_get_target(), family(item.first));
+  };
+  std::map<decltype(place(*layout.begin())), std::string> before;  // the names
+  for (const auto& item : layout_) before.try_emplace(place(item), item.first);
+  if (restored_ && std::ranges::none_of(
+                       layout, [&](const auto& item) { return before.contains(place(item)); })) {
+    for (const auto& item : layout) before.try_emplace(place(item), item.first);
   }
+  Tensors kept;
+  for (const auto& item : layout) {
+    const auto& [name, expected] = item;
+    const auto found = before.find(place(item));
+    const at::Tensor tensor = found == before.end() ? at::Tensor() : of(found->second);
+    if (!tensor.defined() || tensor.sizes() != expected.sizes) continue;
+    kept[name] = tensor.to(expected.device, expected.dtype);
+  }
+  tensors_ = std::move(kept);
   layout_ = std::move(layout);
   attached_ = true;
-  for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout_.at(name).device);
 }
 
 void HookState::check_layout(const Tensors& state, const Layout& layout) const {
   for (const auto& [name, tensor] : state) {
     const auto found = layout.find(name);
     if (found == layout.end()) refuse_state(hook_, fmt::format("this hook keeps no '{}'", name));
-    const auto& [sizes, dtype, device] = found->second;
+    const auto& [sizes, dtype, device, parameter] = found->second;
     if (tensor.sizes() != sizes || tensor.scalar_type() != dtype) {
       refuse_state(hook_,
                    fmt::format("'{}' has shape [{}] and dtype {}, not [{}] and {}", name,
                                fmt::join(tensor.sizes(), ", "), comm::name_of(tensor.scalar_type()),
                                fmt::join(sizes, ", "), comm::name_of(dtype)));
     }
-  }
-  for (const auto& [name, expected] : layout) {
-    const bool has_family = std::ranges::any_of(
-        state, [&](const auto& item) { return family(item.first) == family(name); });
-    if (has_family && !state.contains(name))
-      refuse_state(hook_, fmt::format("there is no '{}'", name));
   }
 }
 
@@ -136,6 +138,7 @@ void HookState::restore(const Tensors& state, std::initializer_list<std::string_
     if (attached_) copies[name] = copies[name].to(layout_.at(name).device);
   }
   tensors_ = std::move(copies);
+  restored_ = true;
   staged_.clear();
   replaced_.clear();
 }
@@ -171,12 +174,17 @@ void end_pass_of_residuals(const std::vector<std::string>& unused, HookState& re
   residuals.end_pass();
 }
 
+HookState::Expected expected_for(const at::Tensor& parameter, std::vector<int64_t> sizes) {
+  return {.sizes = std::move(sizes),
+          .dtype = parameter.scalar_type(),
+          .device = parameter.device(),
+          .parameter = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr())};
+}
+
 HookState::Layout residual_layout(const Tensors& parameters) {
   HookState::Layout layout;
   for (const auto& [name, parameter] : parameters) {
-    layout.try_emplace(name, HookState::Expected{.sizes = parameter.sizes().vec(),
-                                                 .dtype = parameter.scalar_type(),
-                                                 .device = parameter.device()});
+    layout.try_emplace(name, expected_for(parameter, parameter.sizes().vec()));
   }
   return layout;
 }

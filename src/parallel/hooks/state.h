@@ -1,6 +1,8 @@
 // What hooks keep from pass to pass.
 #pragma once
 
+#include <c10/core/TensorImpl.h>
+
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -15,11 +17,12 @@ namespace lockstep::parallel {
 // GradScaler skips, they are those from before it.
 class HookState {
  public:
-  // What the tensor of a name has to be.
+  // What the tensor of a name has to be, and the parameter that it belongs to.
   struct Expected {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     at::Device device;
+    c10::weak_intrusive_ptr<c10::TensorImpl> parameter;  // another may come to lie at its address
   };
   using Layout = std::map<std::string, Expected>;
 
@@ -39,12 +42,14 @@ class HookState {
   void rescale(double factor);
 
   const Tensors& tensors() const { return tensors_; }
-  // What the tensors have to be from now on. Throws ConfigError, and changes nothing, when those
-  // that were restored are something else.
+  // What the tensors have to be from now on. A parameter that was there before keeps its own, also
+  // under another name, and one that is new has none. What was restored goes by name when the hook
+  // sees these parameters for the first time. Throws ConfigError, and changes nothing, when those
+  // that were restored before the first call are something else.
   void attach(Layout layout);
-  // Takes copies. Throws ConfigError, which names the hook and the tensor, when they are not those
-  // of the layout (as far as it is known): none, or for each prefix that occurs all. Nothing has
-  // changed then.
+  // Takes copies. Throws ConfigError, which names the hook and the tensor, when one is not of the
+  // layout (as far as it is known). Nothing has changed then. A parameter may have none: there was
+  // no pass since it was added.
   void restore(const Tensors& state, std::initializer_list<std::string_view> prefixes);
   // Throws what restore() would throw.
   void check(const Tensors& state, std::initializer_list<std::string_view> prefixes) const;
@@ -58,6 +63,7 @@ class HookState {
   at::Tensor finite_;  // bool: the averages of the pass so far
   Layout layout_;
   bool attached_ = false;
+  bool restored_ = false;  // and no pass since
 };
 
 // The part of a tensor laid out as bucket.flat that is the i-th gradient's memory.
@@ -70,6 +76,8 @@ void add_residuals(const Bucket& bucket, const HookState& residuals);
 void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& residuals);
 // After a pass: those of `unused` are what they were before it.
 void end_pass_of_residuals(const std::vector<std::string>& unused, HookState& residuals);
+// An entry of a layout with the parameter's dtype and device.
+HookState::Expected expected_for(const at::Tensor& parameter, std::vector<int64_t> sizes);
 // Of gradients that all have one.
 HookState::Layout residual_layout(const Tensors& parameters);
 

@@ -11,9 +11,8 @@
 
 namespace lockstep::parallel {
 
-Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> levels,
-                   int64_t warm_up)
-    : levels_(std::move(levels)), warm_up_(warm_up) {
+Averager::Averager(const ModuleRef& module, std::vector<AverageLevel> levels, int64_t warm_up)
+    : module_(module), levels_(std::move(levels)), warm_up_(warm_up) {
   if (levels_.empty()) throw ConfigError("[averager] no group to average over");
   for (size_t i = 0; i < levels_.size(); ++i) {
     levels_[i].group.refuse_python_ranks("Averager");
@@ -23,20 +22,17 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
                                     period, i, before));
     }
   }
-  std::set<const at::TensorImpl*> seen;
-  for (const auto& parameter : module.parameters()) {
-    const bool averaged = parameter.is_floating_point() || parameter.is_complex();
-    // One that has several names would be in two collectives at once.
-    if (averaged && parameter.numel() > 0 && seen.insert(parameter.unsafeGetTensorImpl()).second) {
-      parameters_.push_back(parameter);
-    }
-  }
 }
 
 bool Averager::step() {
   for (const auto& level : levels_) {
     refuse_lanes(level.group, "averager",
                  "leave it out, Ddp keeps the parameters the same on all ranks");
+  }
+  if (module_.has_expired()) {
+    throw ConfigError(
+        "[averager] the module is not there any more: construct another Averager for the one in "
+        "its place");
   }
   ++steps_;
   if (steps_ <= warm_up_) return false;
@@ -45,7 +41,12 @@ bool Averager::step() {
     if ((steps_ - warm_up_) % period != 0) continue;
     const at::NoGradGuard no_grad;
     std::vector<comm::Work> works;
-    for (const auto& parameter : parameters_) {
+    std::set<const at::TensorImpl*> seen;
+    for (const auto& [name, parameter] : module_.parameters()) {
+      const bool averaged = parameter.is_floating_point() || parameter.is_complex();
+      // One that has several names would be in two collectives at once.
+      if (!averaged || parameter.numel() == 0) continue;
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       works.push_back(
           group.all_reduce(as_reals(parameter.detach()), ReduceOp::Average, {.label = "averager"}));
     }

@@ -61,19 +61,33 @@ double scaled_lr(double lr, const Group& group, LrScaling scaling) {
 
 LrScheduler::LrScheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
     : optimizer_(optimizer), schedule_(std::move(schedule)) {
+  state_ = state();
   apply();
 }
 
 void LrScheduler::step() {
+  state_ = state();
   ++state_.step;
   apply();
 }
 
+LrSchedulerState LrScheduler::state() const {
+  const auto& groups = optimizer_.param_groups();
+  LrSchedulerState now = state_;
+  if (groups.size() < now.base_lrs.size()) {
+    throw ConfigError(
+        fmt::format("[lr_scheduler] the optimizer has {} parameter groups, and had {}: construct "
+                    "another LrScheduler when one is removed",
+                    groups.size(), now.base_lrs.size()));
+  }
+  for (size_t i = now.base_lrs.size(); i < groups.size(); ++i) {
+    now.base_lrs.push_back(groups[i].options().get_lr());
+  }
+  return now;
+}
+
 void LrScheduler::apply() {
   auto& groups = optimizer_.param_groups();
-  for (size_t i = state_.base_lrs.size(); i < groups.size(); ++i) {
-    state_.base_lrs.push_back(groups[i].options().get_lr());
-  }
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].options().set_lr(schedule_.lr(state_.base_lrs[i], state_.step));
     if (schedule_.momentum) set_momentum(groups[i].options(), schedule_.momentum(state_.step));

@@ -186,7 +186,8 @@ std::shared_ptr<Stateful> stateful(GradScaler& scaler) {
 std::shared_ptr<Stateful> stateful(LrScheduler& scheduler) {
   return stateful_values(
       [&scheduler] {
-        return Values{{"step", scheduler.state().step}, {"base_lrs", scheduler.state().base_lrs}};
+        const LrSchedulerState state = scheduler.state();
+        return Values{{"step", state.step}, {"base_lrs", state.base_lrs}};
       },
       [&scheduler](const Values& values) {
         scheduler.restore(

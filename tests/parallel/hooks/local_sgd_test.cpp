@@ -5,9 +5,12 @@
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
+
+using ::testing::HasSubstr;
 
 bool alike_over(const Group& group, const at::Tensor& tensor) {
   at::Tensor first = tensor.detach().clone();
@@ -104,6 +107,26 @@ TEST(Averager, TakesInParametersOfEveryKindOnce) {
     EXPECT_TRUE(at::equal(net.integer, at::full({2}, world.rank(), at::kLong)));
     EXPECT_TRUE(at::equal(net.count, at::full({2}, world.rank(), at::kLong)));
     EXPECT_EQ(net.flag[0].item<bool>(), world.rank() == 1);
+  });
+}
+
+TEST(Averager, TakesInTheParametersThatThereAreNow) {
+  spawn(2, [](World& world) {
+    auto net = std::make_shared<Mlp>();
+    parallel::Averager averager(net, {{world.group(), 1}});
+    net->second = net->replace_module("second", torch::nn::Linear(8, 8));
+    const auto added = net->register_parameter("added", torch::zeros({2}));
+    {
+      const at::NoGradGuard no_grad;
+      net->second->weight.fill_(world.rank());
+      added.fill_(world.rank());
+    }
+    EXPECT_TRUE(averager.step());
+    EXPECT_TRUE(at::equal(net->second->weight, at::full({8, 8}, 0.5F)));
+    EXPECT_TRUE(at::equal(added, at::full({2}, 0.5F)));
+    net.reset();
+    EXPECT_THAT(message_of<ConfigError>([&] { averager.step(); }),
+                HasSubstr("[averager] the module is not there any more"));
   });
 }
 

@@ -5,6 +5,7 @@
 #include "parallel/python.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -169,6 +170,43 @@ TEST(LrScheduler, AGroupAddedLaterFollowsFromItsOwnRate) {
     scheduler.step();
     EXPECT_EQ(scheduler.lr(0), 0.05);
     EXPECT_EQ(scheduler.lr(2), 4.0);
+  });
+}
+
+TEST(LrScheduler, AGroupAddedSinceTheLastStepIsInTheState) {
+  isolated([] {
+    const auto add = [](auto& sgd) {
+      sgd.add_param_group(
+          torch::optim::OptimizerParamGroup(std::vector{torch::zeros({1}).requires_grad_(true)},
+                                            std::make_unique<torch::optim::SGDOptions>(8.0)));
+    };
+    auto sgd = two_sgd_groups(), resumed_sgd = two_sgd_groups();
+    LrScheduler scheduler(sgd, exponential_lr(0.5));
+    scheduler.step();
+    add(sgd);
+    const auto saved = scheduler.state();
+    add(resumed_sgd);
+    LrScheduler resumed(resumed_sgd, exponential_lr(0.5));
+    resumed.restore(saved);
+    scheduler.step();
+    resumed.step();
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(resumed.lr(i), scheduler.lr(i)) << i;
+  });
+}
+
+TEST(LrScheduler, ALostGroupIsRefused) {
+  isolated([] {
+    auto sgd = two_sgd_groups();
+    LrScheduler scheduler(sgd, exponential_lr(0.5));
+    sgd.param_groups().erase(sgd.param_groups().begin());
+    const double rate = scheduler.lr();
+    for (const auto& call :
+         {+[](LrScheduler& all) { all.step(); }, +[](LrScheduler& all) { (void)all.state(); }}) {
+      EXPECT_THAT(message_of<ConfigError>([&] { call(scheduler); }),
+                  HasSubstr("[lr_scheduler] the optimizer has 1 parameter groups, and had 2: "
+                            "construct another LrScheduler when one is removed"));
+    }
+    EXPECT_EQ(scheduler.lr(), rate);
   });
 }
 
