@@ -206,7 +206,10 @@ void Ddp::zero_grad() {
   if (state_->reducer) state_->reducer->zeroed();
 }
 
-Hold Ddp::hold() { return Hold(state_->holds); }
+Hold Ddp::hold() {
+  if (state_->reducer) state_->reducer->buckets().take_out_misplaced(state_->parameters);
+  return Hold(state_->holds);
+}
 
 void Ddp::sync_buffers() {
   if (state_->plan && state_->options.buffers == Buffers::Average) {
