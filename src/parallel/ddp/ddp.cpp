@@ -202,8 +202,10 @@ void Ddp::refresh() {
 }
 
 void Ddp::zero_grad() {
-  state_->module.zero_grad();
-  if (state_->reducer) state_->reducer->zeroed();
+  const bool had_others = state_->module.zero_grad();
+  if (!state_->reducer) return;
+  if (had_others) state_->reducer->refuse_unaveraged();
+  state_->reducer->zeroed();
 }
 
 Hold Ddp::hold() {

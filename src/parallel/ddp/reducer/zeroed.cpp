@@ -49,4 +49,12 @@ void Reducer::forget() {
   clock_.idle();
 }
 
+void Reducer::refuse_unaveraged() {
+  if (zeroed_ == 0 || is_in_lane()) return;
+  auto change = module_.change();
+  if (change.empty()) return;
+  object(std::move(change));
+  meet_without_backward();
+}
+
 }  // namespace lockstep::parallel
