@@ -25,7 +25,8 @@ namespace lockstep::parallel {
 namespace {
 
 constexpr std::string_view kAdvice =
-    "or a rank skipped a batch or left the loop: see Join, any_rank";
+    "or a rank skipped a batch or left the loop: see Join, any_rank; "
+    "or ranks use different models: give all of them one Ddp";
 
 constexpr std::string_view kJoinAdvice =
     "or a rank ran another number of backward(), or in another order than the Join's list: "
