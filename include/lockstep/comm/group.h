@@ -66,7 +66,7 @@ struct CallOptions {
   // first call that shows it.
   CallContext context = {};
   // A likely cause that errors add when ranks disagree about this call, or one does not make it:
-  // "or one rank ran out of batches: see Join". 63 characters are kept.
+  // "or one rank ran out of batches: see Join". 127 characters are kept.
   std::string_view advice = {};
   // What ReduceOp::Average divides the sum by, for ranks that each contribute a sum of several
   // addends; 0: size(). On the CPU. Compared between the ranks, like the counts.

@@ -138,8 +138,8 @@ class [[nodiscard]] Hold {
 // fine, and so is freezing parameters on all ranks; where one rank alone has frozen a parameter
 // that another computes a gradient of, the next backward() throws ConfigError on all. Other changes
 // need refresh(): parameters that were unfrozen, added or replaced (replace_module), a module
-// converted by to(dtype) or to(device). Until then backward() throws. It cannot notice a change
-// after which no parameter that it knows gets a gradient.
+// converted by to(dtype) or to(device). Until then backward() throws. Of a change after which no
+// parameter that it knows gets a gradient it learns in zero_grad() only.
 //
 // With lanes, Ddp attaches in a group of one, too, and gradients are averages over lanes: undefined
 // within a step, and set when the last lane's backward() returns. What was in them before the step
@@ -180,7 +180,9 @@ class Ddp : public Joinable {
   // detects a rank that leaves out a batch after it, so ranks call it equally often; calls of an
   // optimizer's zero_grad() are invisible to Ddp (docs/architecture.md). A rank may look at
   // gradients of its own between steps: zero_grad(), backward() under hold(), and zero_grad() again
-  // do not count in a loop that does not accumulate otherwise.
+  // do not count in a loop that does not accumulate otherwise. Throws ConfigError on all ranks when
+  // parameters were added or replaced without refresh(), and a backward() since the last call gave
+  // gradients to those alone, which were not averaged.
   void zero_grad();
 
   // Several may exist at once; accumulation ends when the last one is destroyed.

@@ -32,7 +32,8 @@ struct ZeroOptions {
 // It is an Optimizer of the whole parameters and their gradients: GradScaler, clip_grad_norm_ and
 // schedulers, libtorch's too, take it as any other. Learning rates and other options are set in its
 // param_groups(), in the same way on every rank: what differs is found when the update is sent (of
-// libtorch's classes of options). state() is empty, since the state is the parts' (save()).
+// libtorch's classes of options). state() is empty, since the state is the parts' (save()): what is
+// put there is refused by the next step, and only another ZeroOptimizer begins without a state.
 //
 // Bits are those of the same optimizer over whole parameters, if it treats every element by itself
 // (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
@@ -40,8 +41,10 @@ struct ZeroOptions {
 //
 // Each rank has parameters of its own, which all ranks may change in the same way between two steps
 // (clamp_(), an average over time, loading a checkpoint). If one rank alone
-// changes parameters, only the change to its own part survives the next step. Parameters that were
-// given other memory, as by Module::load(), move back in that step.
+// changes parameters, only the change to its own part survives the next step. When parameters were
+// given other memory, as by Module::load() or a swap by set_data(), on all ranks, that step moves
+// all of them to new memory. Tensors that have got the old one keep it and its values; with
+// share_parameters it stays one for all ranks.
 class ZeroOptimizer : public Optimizer, public Joinable {
  public:
   // Makes this rank's optimizer from groups of 1-D leaves, aliases of the parameters' memory; a
@@ -71,8 +74,9 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // of all ranks: with share_parameters the ranks have one copy of the parameters, and a rank that
   // still reads them would see the others' updates. A parameter without a gradient is left as it
   // is; all ranks must agree on which those are. A closure is run once, before; its loss is
-  // returned. Throws CommError, also when the ranks' options differ. Throws ConfigError, before
-  // anything changed, for a sparse gradient, for parameters added to the groups since construction,
+  // returned. Throws CommError, also when the ranks' options differ, or when one rank alone gave
+  // parameters other memory. Throws ConfigError, before anything changed, for a sparse gradient,
+  // for parameters added to the groups since construction, for what was put into state(),
   // and on all ranks when gradients differ of parameters that belong to no Ddp, while others do:
   // those that DdpOptions::ignore names, unless the program averages them.
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -96,6 +100,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   friend class ZeroState;  // lockstep/parallel/stateful.h
   struct Parts;
   void check_groups() const;
+  void check_state() const;
   void give_options() const;
   std::unique_ptr<Parts> parts_;
 };
@@ -113,4 +118,5 @@ ZeroOptimizer::Make zero(Options options) {
 namespace lockstep {
 using parallel::zero;
 using parallel::ZeroOptimizer;
+using parallel::ZeroOptions;
 }  // namespace lockstep

@@ -56,7 +56,7 @@ struct Announcement {
   int64_t own_bytes = 0;
   char label[40] = {};
   char caller_name[16] = {};
-  char advice[64] = {};  // for the error of a rank that finds that the ranks disagree
+  char advice[128] = {};  // for the error of a rank that finds that the ranks disagree
   int32_t divide_by = 0;
   char list[44] = {};  // of counts, in the place of `count`
 

@@ -88,13 +88,17 @@ std::string AttachedModule::difference() {
   return {};
 }
 
-void AttachedModule::zero_grad() const {
+bool AttachedModule::zero_grad() const {
   const auto reset = [](const at::Tensor& tensor) {
-    if (tensor.grad().defined()) tensor.mutable_grad().reset();
+    const bool has_one = tensor.grad().defined();
+    if (has_one) tensor.mutable_grad().reset();
+    return has_one;
   };
   for (const auto& item : model_.parameters) reset(item.tensor);
-  if (module_.has_expired()) return;
-  for (const auto& tensor : module_.tensors()) reset(tensor);
+  bool of_others = false;
+  if (module_.has_expired()) return of_others;
+  for (const auto& tensor : module_.tensors()) of_others |= reset(tensor);
+  return of_others;
 }
 
 }  // namespace lockstep::parallel

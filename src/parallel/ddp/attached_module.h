@@ -24,8 +24,8 @@ class AttachedModule {
   std::string difference();
 
   // Makes the gradients of all of the module's parameters undefined, also of those that were
-  // ignored or came later.
-  void zero_grad() const;
+  // ignored or came later. Returns whether any of those had one.
+  bool zero_grad() const;
 
  private:
   // A parameter or buffer as it was.

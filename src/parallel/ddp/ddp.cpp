@@ -202,11 +202,16 @@ void Ddp::refresh() {
 }
 
 void Ddp::zero_grad() {
-  state_->module.zero_grad();
-  if (state_->reducer) state_->reducer->zeroed();
+  const bool had_others = state_->module.zero_grad();
+  if (!state_->reducer) return;
+  if (had_others) state_->reducer->refuse_unaveraged();
+  state_->reducer->zeroed();
 }
 
-Hold Ddp::hold() { return Hold(state_->holds); }
+Hold Ddp::hold() {
+  if (state_->reducer) state_->reducer->buckets().take_out_misplaced(state_->parameters);
+  return Hold(state_->holds);
+}
 
 void Ddp::sync_buffers() {
   if (state_->plan && state_->options.buffers == Buffers::Average) {

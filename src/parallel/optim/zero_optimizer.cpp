@@ -27,6 +27,12 @@
 namespace lockstep::parallel {
 namespace {
 
+constexpr std::string_view kMovedAlone =
+    "or one rank alone gave parameters other memory (set_data, load)";
+constexpr std::string_view kUpdatedOtherwise =
+    "or the ranks' learning rates or other options differ, or one alone gave parameters other "
+    "memory (set_data, load)";
+
 // Of all groups, which then list each once, too.
 std::vector<at::Tensor> listed_once(std::vector<OptimizerParamGroup>& groups) {
   std::vector<at::Tensor> all;
@@ -66,30 +72,38 @@ void ZeroOptimizer::Parts::lay_out(bool share) {
     flat.members.push_back(i);
   }
   for (auto& [dtype, flat] : by_dtype) {
-    const auto options = parameters[flat.members.front()].options().requires_grad(false);
     flat.cuts = flat.layout.cuts(group.size(), kCutGrid);
-    if (share) flat.memory = group.shared({flat.layout.numel()}, options);
-    shared = flat.memory.defined();
-    if (!shared) flat.memory = group.empty({flat.layout.numel()}, options);
     flats.push_back(std::move(flat));
+  }
+  places = parameters;
+  take_memory(share);
+  for (const auto& flat : flats) {
+    const Range own{flat.cuts[group.rank()], flat.cuts[group.rank() + 1]};
+    for (const auto& [member, range] : flat.layout.portions(own)) {
+      const size_t index = flat.members[member];
+      portions.push_back({index, range, part_of(index, range).requires_grad_()});
+    }
   }
 }
 
-void ZeroOptimizer::Parts::own_portions(const Flat& flat) {
-  const auto& members = flat.layout.members();
-  for (size_t member = 0; member < members.size(); ++member) {
-    const at::Tensor& parameter = parameters[flat.members[member]];
-    places[flat.members[member]] =
-        flat.memory.as_strided(parameter.sizes(), parameter.strides(),
-                               flat.memory.storage_offset() + members[member].begin);
+// A parameter's place keeps its sizes and strides.
+void ZeroOptimizer::Parts::take_memory(bool share) {
+  for (auto& flat : flats) {
+    const auto options = places[flat.members.front()].options().requires_grad(false);
+    flat.memory = share ? group.shared({flat.layout.numel()}, options) : at::Tensor();
+    shared = flat.memory.defined();
+    if (!shared) flat.memory = group.empty({flat.layout.numel()}, options);
+    const auto& members = flat.layout.members();
+    for (size_t member = 0; member < members.size(); ++member) {
+      at::Tensor& place = places[flat.members[member]];
+      place = flat.memory.as_strided(place.sizes(), place.strides(),
+                                     flat.memory.storage_offset() + members[member].begin);
+    }
   }
-  const Range own{flat.cuts[group.rank()], flat.cuts[group.rank() + 1]};
-  for (const auto& [member, range] : flat.layout.portions(own)) {
-    portions.push_back({flat.members[member], range,
-                        flat.memory.narrow(0, members[member].begin + range.begin, range.size())
-                            .detach()
-                            .requires_grad_()});
-  }
+}
+
+at::Tensor ZeroOptimizer::Parts::part_of(size_t parameter, const Range& range) const {
+  return in_memory_order(places[parameter]).narrow(0, range.begin, range.size()).detach();
 }
 
 // At the start, and again after a module was loaded: that gives its parameters memory of their own.
@@ -128,6 +142,22 @@ void ZeroOptimizer::Parts::copy_in() {
     const at::Tensor laid_out = laid_out_as(places[index], parameters[index]);
     leaf.copy_(in_memory_order(laid_out).narrow(0, range.begin, range.size()));
   }
+}
+
+// To new memory: in the old one another parameter may lie by now, or a tensor of the program. The
+// optimizer's state stays with the leaves.
+void ZeroOptimizer::Parts::move() {
+  const c10::InferenceMode normal(false);
+  const at::NoGradGuard no_grad;
+  group.barrier({.label = "zero: loaded", .advice = kMovedAlone}).wait();
+  for (const auto& flat : flats) {
+    if (shared) note_common(flat.memory);
+  }
+  take_memory(shared);
+  for (const auto& [index, range, leaf] : portions) leaf.set_data(part_of(index, range));
+  copy_in();
+  if (shared) group.barrier({.label = "zero: loaded"}).wait();
+  alias();
 }
 
 // Once all ranks have copied in.
@@ -198,7 +228,7 @@ void ZeroOptimizer::Parts::spread() {
                                   .context = {.name = "ZeroOptimizer",
                                               .number = caller,
                                               .pass = static_cast<uint32_t>(print ^ (print >> 32))},
-                                  .advice = "or the ranks' learning rates or other options differ"};
+                                  .advice = kUpdatedOtherwise};
   if (shared) {
     group.barrier(options).wait();
     return;
@@ -247,8 +277,6 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
     parts_->caller = group.next_caller();
     refuse_local_gradients(all, "zero");
     parts_->lay_out(options.share_parameters);
-    parts_->places.resize(all.size());
-    for (const auto& flat : parts_->flats) parts_->own_portions(flat);
     parts_->copy_in();
     group.barrier({.label = "zero"}).wait();
     parts_->alias();
@@ -296,6 +324,13 @@ void ZeroOptimizer::check_groups() const {
                   all.size(), i));
 }
 
+void ZeroOptimizer::check_state() const {
+  if (state_.empty()) return;
+  throw ConfigError(
+      "[zero] something was put into state(), which no step uses, since the state is that of the "
+      "ranks' parts: restore it by load() or a Checkpointer");
+}
+
 // What schedulers set is this rank's too.
 void ZeroOptimizer::give_options() const {
   auto& own = parts_->optimizer->param_groups();
@@ -306,6 +341,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);
   const at::NoGradGuard no_grad;
   check_groups();
+  check_state();
   give_options();
   Parts& parts = *parts_;
   if (parts.group.size() == 1) {
@@ -321,9 +357,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
     if (const auto text = tied_by_memory(parts.parameters); !text.empty()) {
       throw ConfigError("[zero] " + text);
     }
-    parts.copy_in();
-    parts.group.barrier({.label = "zero: loaded"}).wait();
-    parts.alias();
+    parts.move();
   }
   parts.step();
   parts.spread();
@@ -349,6 +383,7 @@ bool ZeroOptimizer::shadow() {
 
 void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
   check_groups();
+  check_state();
   give_options();
   archive.write("place", torch::tensor({int64_t{parts_->group.rank()},
                                         int64_t{parts_->group.size()}, own_elements()}));

@@ -38,11 +38,13 @@ struct ZeroOptimizer::Parts {
   uint32_t caller = 0;  // which ZeroOptimizer of the group this is
 
   void lay_out(bool share);
-  void own_portions(const Flat& flat);
+  void take_memory(bool share);
+  at::Tensor part_of(size_t parameter, const Range& range) const;
   bool is_elsewhere(size_t parameter) const;
   bool any_elsewhere() const;
   void check_same_type() const;
   void copy_in();
+  void move();
   void alias();
   std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
   void check_gradients() const;

@@ -72,6 +72,17 @@ TEST_P(Context, ACallThatIsNotOfThePassIsToldTheAdvice) {
   });
 }
 
+TEST_P(Context, AnAdviceOf127CharactersIsKept) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    const std::string advice = std::string(126, 'x') + "!";
+    at::Tensor sum = at::ones({group.rank() + 1 == group.size() ? 4 : 5});
+    EXPECT_THAT(message_of<CommError>(
+                    [&] { group.all_reduce(sum, ReduceOp::Sum, {.advice = advice}).wait(); }),
+                HasSubstr(" (" + advice + ")"));
+  });
+}
+
 TEST_P(Context, ARankThatHasEndedIsToldWithTheAdvice) {
   spawn(GetParam(), [](World& world) {
     const Group& group = world.group();

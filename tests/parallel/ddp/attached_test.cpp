@@ -220,6 +220,82 @@ TEST_P(Attached, AParameterFrozenLaterIsLeftAlone) {
   });
 }
 
+// What splits points: new tensors under the same names, so that no backward() begins a pass.
+struct Points : torch::nn::Module {
+  explicit Points(int64_t count) { set(count); }
+  void set(int64_t count) {
+    parameters_.clear();
+    places = register_parameter("places", torch::ones({count, 3}));
+  }
+  at::Tensor loss(int rank) const { return (places * (rank + 1.0)).square().mean(); }
+  at::Tensor places;
+};
+
+TEST(AttachedTo, ReplacementOfAllParametersIsRefusedByTheNextZeroGrad) {
+  for (const bool on_one : {false, true}) {
+    spawn(2, [&](World& world) {
+      Points points(20);
+      Ddp ddp(points, world.group());
+      const auto step = [&] {
+        ddp.zero_grad();
+        points.loss(world.rank()).backward();
+      };
+      const std::string said =
+          "rank 1: parameter 'places' was replaced by another tensor after Ddp was attached: call "
+          "ddp.refresh()";
+      step();
+      if (!on_one || world.rank() == 1) points.set(24);
+      if (on_one && world.rank() == 0) {
+        ddp.zero_grad();
+        EXPECT_THAT(message_of<ConfigError>([&] { points.loss(0).backward(); }), HasSubstr(said));
+        points.set(24);
+      } else {
+        step();
+        const auto text = message_of<ConfigError>([&] { step(); });
+        EXPECT_THAT(text, HasSubstr(on_one ? said : "rank 0" + said.substr(6)));
+      }
+      ddp.refresh();
+      step();
+      step();
+      const auto make = [] { return std::make_shared<Points>(24); };
+      expect_equal(gradients(points), average_gradients(2, make, [](const Points& of, int rank) {
+                     return of.loss(rank);
+                   }));
+    });
+  }
+}
+
+TEST(AttachedTo, ReplacementOfAllParametersIsRefusedAtTheEndOfTheLanes) {
+  spawn(2, [](World& world) {
+    Points points(20);
+    Ddp ddp(points, world.group(), {.lanes = 4});
+    const auto step = [&](int64_t number) {
+      for (Lane lane : ddp.lanes(StepKey{.seed = 1, .step = number}))
+        points.loss(static_cast<int>(lane.index)).backward();
+    };
+    step(0);
+    points.set(24);
+    EXPECT_THAT(message_of<ConfigError>([&] { step(1); }),
+                HasSubstr("rank 0: parameter 'places' was replaced by another tensor"));
+  });
+}
+
+TEST(AttachedTo, AfterAThrownBackwardZeroGradMayComeBeforeRefresh) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    torch::manual_seed(5);
+    net.third = net.replace_module("third", torch::nn::Linear(8, 3));
+    ddp.zero_grad();
+    EXPECT_THAT(refusal(net, world.rank()), HasSubstr("was replaced by another tensor"));
+    ddp.zero_grad();
+    ddp.zero_grad();
+    ddp.refresh();
+    square_loss(net, world.rank()).backward();
+    EXPECT_EQ(ddp.log().pass_count, 1);
+  });
+}
+
 TEST(AttachedTo, ZeroGradClearsWhatIsNotAveragedToo) {
   for (const int ranks : {1, 2}) {
     spawn(ranks, [](World& world) {

@@ -78,6 +78,60 @@ TEST(DdpGradients, AReplacedGradientIsCopiedIn) {
   });
 }
 
+// The place of the one is where the other lies.
+TEST(DdpGradients, SwappedGradientsAreAddedToAsInOneProcess) {
+  for (const bool accumulate : {false, true}) {
+    spawn(2, [&](World& world) {
+      const auto parameters = [] {
+        const at::Tensor both = torch::ones({2, 100}, at::kDouble);
+        std::vector<at::Tensor> all;
+        for (const int64_t i : {0, 1}) all.push_back(both[i].clone().requires_grad_());
+        return all;
+      };
+      const auto usual = parameters(), all = parameters();
+      torch::nn::Module net;
+      net.register_parameter("a", all[0]);
+      net.register_parameter("b", all[1]);
+      Ddp ddp(net, world.group());
+      for (int step = 1; step < 4; ++step) {
+        for (const auto& each : {usual, all}) {
+          for (const at::Tensor& parameter : each) {
+            if (!accumulate && parameter.grad().defined()) parameter.mutable_grad().zero_();
+          }
+          const auto loss = [&] { return (each[0].sum() + each[1].sum() * 10.0) * step; };
+          if (accumulate) {
+            auto hold = ddp.hold();
+            loss().backward();
+          }
+          loss().backward();
+        }
+        expect_equal({all[0].grad(), all[1].grad()}, {usual[0].grad(), usual[1].grad()});
+        for (const auto& each : {usual, all})
+          std::swap(each[0].mutable_grad(), each[1].mutable_grad());
+      }
+    });
+  }
+}
+
+// The next backward() writes to its old place while it is another parameter's.
+TEST(DdpGradients, AGradientGivenToAnotherParameterUnderHold) {
+  spawn(2, [](World& world) {
+    torch::nn::Module net;
+    const at::Tensor a = net.register_parameter("a", torch::ones({100}));
+    const at::Tensor b = net.register_parameter("b", torch::ones({100}));
+    Ddp ddp(net, world.group());
+    (a * 3 + b).sum().backward();
+    b.mutable_grad() = a.grad();
+    a.mutable_grad().reset();
+    {
+      auto hold = ddp.hold();
+      (a * 5).sum().backward();
+    }
+    b.sum().backward();
+    expect_equal({a.grad(), b.grad()}, {at::full({100}, 5.0), at::full({100}, 4.0)});
+  });
+}
+
 TEST(DdpGradients, AGradientFromBeforeDdpCounts) {
   spawn(2, [](World& world) {
     Mlp net;

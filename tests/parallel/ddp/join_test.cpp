@@ -338,6 +338,23 @@ TEST(Join, B43_SyncBatchNormToldThatARankHasRunOut) {
   }
 }
 
+// The longest advice of all: none of it is cut.
+TEST(Join, AnotherOrderThanThatOfTheListIsToldWithTheWholeAdvice) {
+  spawn(2, [](World& world) {
+    Mlp one, two;
+    Ddp first(one, world), second(two, world);
+    Join join({first, second});
+    EXPECT_THAT(
+        message_of<CommError>([&] {
+          square_loss(world.rank() == 0 ? one : two, world.rank()).backward();
+          square_loss(world.rank() == 0 ? two : one, world.rank()).backward();
+        }),
+        ::testing::HasSubstr(
+            "(or a rank ran another number of backward(), or in another order than the Join's "
+            "list: within a Join each Ddp has one in a step)"));
+  });
+}
+
 TEST(Join, SyncBatchNormWithEqualNumbersOfBatches) {
   spawn(2, [](World& world) {
     SyncNormed net(world.group().split(0));

@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(On, ZeroWorlds,
 TEST_P(ZeroWorlds, HasTheBitsOfTheWholeOptimizer) {
   spawn(GetParam(), [](World& world) {
     const auto compare = [&](const ZeroOptimizer::Make& make, at::ScalarType dtype,
-                             const parallel::ZeroOptions& options = {}) {
+                             const ZeroOptions& options = {}) {
       Wide net(dtype), usual(dtype);
       Ddp ddp(net, world.group()), other(usual, world.group());
       ZeroOptimizer zero(net.parameters(), world.group(), make, options);
@@ -92,6 +92,45 @@ TEST_P(ZeroWorlds, WhatAllRanksDoToParametersBetweenStepsCountsOnce) {
         for (auto& parameter : each->parameters()) parameter.mul_(0.5).sub_(0.01).clamp_(-0.2, 0.2);
       }
       expect_equal(net.parameters(), usual.parameters());
+    }
+  });
+}
+
+// As one process does: two parameters with each other, and one with an average over time, which
+// has the parameter's memory from then on.
+TEST_P(ZeroWorlds, ParametersThatSwapMemoryKeepTheirValues) {
+  spawn(GetParam(), [](World& world) {
+    const auto swap = [](at::Tensor one, at::Tensor other) {
+      const at::Tensor before = one.detach();
+      one.set_data(other.detach());
+      other.set_data(before);
+    };
+    for (const bool share : {false, true}) {
+      const auto make = zero<FusedAdam>(AdamOptions(0.01));
+      torch::manual_seed(0);
+      torch::nn::Sequential net(torch::nn::Linear(6, 40), torch::nn::Linear(40, 40),
+                                torch::nn::Linear(40, 40));
+      Ddp ddp(net, world);
+      const auto usual = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+      Ddp other(*usual, world.group());
+      ZeroOptimizer divided(net->parameters(), world.group(), make, {.share_parameters = share});
+      const auto whole = make({torch::optim::OptimizerParamGroup(usual->parameters())});
+      const at::Tensor average = at::full({40, 40}, 0.01), usual_average = average.clone();
+      const auto train = [&](torch::nn::SequentialImpl& of, Ddp& its, torch::optim::Optimizer& by,
+                             const at::Tensor& over_time, int step) {
+        its.zero_grad();
+        of.forward(input(world.rank(), step)).square().mean().backward();
+        by.step();
+        const at::NoGradGuard no_grad;
+        if (step == 1) swap(of.parameters()[2], of.parameters()[4]);
+        if (step == 2) swap(of.parameters()[4], over_time);
+      };
+      for (int step = 0; step < 5; ++step) {
+        train(*net, ddp, divided, average, step);
+        train(*usual, other, *whole, usual_average, step);
+        expect_equal(net->parameters(), usual->parameters());
+        EXPECT_TRUE(at::equal(average, usual_average));
+      }
     }
   });
 }

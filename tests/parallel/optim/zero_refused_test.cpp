@@ -91,6 +91,41 @@ TEST(ZeroRanksDiffer, RatesThatChangedOnOneRank) {
   }
 }
 
+TEST(ZeroRanksDiffer, OtherMemoryOnOneRankAlone) {
+  for (const bool share : {false, true}) {
+    spawn(2, [&](World& world) {
+      auto net = two_layers();
+      Ddp ddp(net, world.group());
+      ZeroOptimizer sgd(net->parameters(), world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)),
+                        {.share_parameters = share});
+      net->forward(at::ones({2, 6})).sum().backward();
+      const at::Tensor weight = net->parameters()[0];
+      if (world.rank() == 1) weight.set_data(weight.detach().clone());
+      EXPECT_THAT(message_of<CommError>([&] { sgd.step(); }),
+                  AllOf(HasSubstr("zero: loaded"), HasSubstr("zero: updated"),
+                        HasSubstr("alone gave parameters other memory (set_data, load))")));
+    });
+  }
+}
+
+TEST(Zero, RefusesWhatIsPutIntoState) {
+  for (const int ranks : {1, 2}) {
+    spawn(ranks, [](World& world) {
+      auto net = two_layers();
+      ZeroOptimizer sgd(net->parameters(), world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)));
+      net->forward(at::ones({2, 6})).sum().backward();
+      const at::Tensor weight = net->parameters()[0], before = weight.detach().clone();
+      sgd.state()[weight.unsafeGetTensorImpl()] = std::make_unique<torch::optim::SGDParamState>();
+      EXPECT_THAT(message_of<ConfigError>([&] { sgd.step(); }),
+                  HasSubstr("[zero] something was put into state()"));
+      EXPECT_TRUE(at::equal(weight, before));
+      sgd.state().clear();
+      sgd.step();
+      EXPECT_FALSE(at::equal(weight, before));
+    });
+  }
+}
+
 TEST(ZeroRanksDiffer, GradientsThatNoDdpAverages) {
   spawn(2, [](World& world) {
     auto net = two_layers();

@@ -102,6 +102,17 @@ bool Buckets::holds(const at::Tensor& gradient, size_t index) const {
           gradient.strides() == own.strides());
 }
 
+void Buckets::take_out_misplaced(const std::vector<Named>& parameters) const {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const at::Tensor& gradient = parameters[i].tensor.grad();
+    if (!gradient.defined() || !gradient.has_storage() || holds(gradient, i)) continue;
+    const auto is_there = [&](const at::Tensor& flat) { return gradient.is_alias_of(flat); };
+    if (std::ranges::any_of(flats_, is_there))
+      parameters[i].tensor.mutable_grad() = gradient.clone();
+  }
+}
+
 void Buckets::adopt(const at::Tensor& parameter, size_t index) const {
   at::Tensor& gradient = parameter.mutable_grad();
   const at::Tensor& own = views_[index];

@@ -43,6 +43,9 @@ class Buckets {
   // Makes the parameter's gradient the view, copying it in if it was another tensor. It must be
   // defined and dense.
   void adopt(const at::Tensor& parameter, size_t index) const;
+  // Gives gradients that lie in a bucket, but elsewhere than their parameters' views, memory of
+  // their own, before another gradient is written there.
+  void take_out_misplaced(const std::vector<Named>& parameters) const;
   // Whether the gradient's memory is the view.
   bool holds(const at::Tensor& gradient, size_t index) const;
 

@@ -12,6 +12,7 @@ namespace lockstep::parallel {
 void Reducer::enter_lane(int64_t lane) {
   const int64_t own = lane - plan_->sum.lanes().begin;
   if (own != lanes_->next()) {
+    object(module_.change());
     object_to_missing_lane(objection_, *plan_, lanes_->next());
     lanes_->skip_to(own);
   }
@@ -34,6 +35,7 @@ void Reducer::leave_lane() {
 
 void Reducer::end_lanes() {
   if (lanes_->is_complete()) return;
+  object(module_.change());
   object_to_missing_lane(objection_, *plan_, lanes_->next());
   meet_without_backward();
 }

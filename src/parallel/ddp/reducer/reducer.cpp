@@ -25,7 +25,8 @@ namespace lockstep::parallel {
 namespace {
 
 constexpr std::string_view kAdvice =
-    "or a rank skipped a batch or left the loop: see Join, any_rank";
+    "or a rank skipped a batch or left the loop: see Join, any_rank; "
+    "or ranks use different models: give all of them one Ddp";
 
 constexpr std::string_view kJoinAdvice =
     "or a rank ran another number of backward(), or in another order than the Join's list: "
@@ -186,6 +187,7 @@ void Reducer::abandon() {
 
 void Reducer::begin() {
   finish_abandoned();
+  buckets_.take_out_misplaced(parameters_);
   completed_ = 0;
   unreached_.clear();
   schedule_.begin(buckets_.assignment());
@@ -359,48 +361,6 @@ void Reducer::write_flags() {
   if (lanes_) flags_.clear_prior();
   if (join_.has_prior() || buffers_.is_start_changed()) flags_.write_prior();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();
-}
-
-std::vector<std::string> Reducer::held() const {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (held_[i]) names.push_back(parameters_[i].name);
-  }
-  return names;
-}
-
-void Reducer::keep_held(const std::vector<std::string>& names) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Named& item = parameters_[i];
-    const bool is_named = std::ranges::find(names, item.name) != names.end();
-    if (is_named && item.tensor.grad().defined()) held_[i] = true;
-  }
-}
-
-void Reducer::zeroed() {
-  if (is_in_lane()) {
-    object_to_zero_grad(objection_, *plan_);
-    return;
-  }
-  const bool drops_held = std::ranges::find(held_, 1) != held_.end();
-  forget();
-  if (drops_held && !accumulates_) {
-    pass_ -= std::exchange(skipped_, 0);
-    zeroed_ = 0;
-    return;
-  }
-  if (zeroed_in_a_pass_ > 0 && zeroed_ > 0 && zeroed_ % zeroed_in_a_pass_ == 0) {
-    ++pass_;
-    ++skipped_;
-  }
-  ++zeroed_;
-}
-
-void Reducer::forget() {
-  std::fill(held_.begin(), held_.end(), false);
-  join_.forget_priors();
-  if (lanes_ && !is_in_lane()) lanes_->reset();
-  clock_.idle();
 }
 
 void Reducer::write(DdpLog& log) const {

@@ -74,6 +74,10 @@ class Reducer : public GradientListener,
   // accumulate, gradients from hold() that are zeroed were only looked at: calls up to that one
   // are not counted.
   void zeroed();
+  // Before zeroed(), when parameters that are not Ddp's had gradients: throws on all ranks if the
+  // module was changed and no pass has come since the last call. A backward() that reaches none of
+  // the parameters that Ddp knows begins none.
+  void refuse_unaveraged();
   // The names of parameters with gradients of hold() that no pass has averaged yet. Ddp::refresh()
   // tells them to the reducer that takes this one's place.
   std::vector<std::string> held() const;
