@@ -28,8 +28,8 @@ std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
 // destroyed, save() and the restoring functions throw CheckpointError.
 std::shared_ptr<Stateful> stateful(Fsdp& fsdp);
 
-// The averages under the names of the weights, as an optimizer's state is: with and without Fsdp, on
-// any number of ranks. Of a checkpoint without any, where that is allowed, restart() begins the
+// The averages under the names of the weights, as an optimizer's state is: with and without Fsdp,
+// on any number of ranks. Of a checkpoint without any, where that is allowed, restart() begins the
 // average anew. While the average is applied, saving and restoring fail: the module's weights would
 // not be the training's.
 std::shared_ptr<Stateful> stateful(WeightAverage& average);

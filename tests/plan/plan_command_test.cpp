@@ -1,0 +1,121 @@
+// `lockstep plan`.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint_format/tool.h"
+#include "support/folder.h"
+
+namespace lockstep::plan {
+namespace {
+
+using test::lockstep_tool;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+class PlanCommand : public testing::Test {
+ protected:
+  PlanCommand() {
+    std::ofstream(folder_ / "run.yaml")
+        << "model: {kind: mlp, hidden: [256]}\ndata: fashion-mnist\n";
+    run_ = folder_ / "run.yaml";
+  }
+
+  const test::Folder folder_;
+  std::string run_;
+};
+
+TEST_F(PlanCommand, AFileIsPlannedInWordsAndForPrograms) {
+  const auto words = lockstep_tool("plan " + run_ + " --ranks 2");
+  EXPECT_EQ(words.status, 0) << words.said;
+  EXPECT_THAT(words.said,
+              AllOf(StartsWith("mlp, 784 - 256 - 10: 204 k parameters"), HasSubstr("Use Ddp")));
+  const auto json = lockstep_tool("plan " + run_ + " --ranks 2 --json");
+  const auto plan = nlohmann::json::parse(json.said);
+  EXPECT_EQ(plan.at("ranks"), 2);
+  EXPECT_EQ(plan.at("best").at("strategy"), "Ddp");
+  EXPECT_EQ(plan.at("parameters"), 203530);
+}
+
+TEST_F(PlanCommand, TheKnownDevicesAreAnObjectToo) {
+  const auto known = nlohmann::json::parse(lockstep_tool("plan --devices --json").said);
+  EXPECT_EQ(known.at("devices").at(0).at("name"), "t4");
+  EXPECT_GT(known.at("networks").at(0).at("node_bandwidth"), 0);
+}
+
+TEST_F(PlanCommand, RanksAreThoseOfAllHostsOfTheFile) {
+  const auto ranks = [&](const std::string& more) {
+    const auto out = lockstep_tool("plan " + run_ + " --json --devices-per-node 4 " + more);
+    return nlohmann::json::parse(out.said).at("ranks").get<int>();
+  };
+  EXPECT_EQ(ranks(""), 4);
+  EXPECT_EQ(ranks("--set launch.nproc_per_node=2 --set launch.nnodes=3"), 6);
+  EXPECT_EQ(ranks("--set num_processes=6 --set num_machines=3"), 6);
+  EXPECT_EQ(ranks("--set launch.nnodes=2:4"), 8);
+  EXPECT_EQ(ranks("--set launch.nproc_per_node=auto --ranks 3"), 3);
+}
+
+TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
+  const auto said = [](const std::string& arguments) {
+    const auto out = lockstep_tool(arguments);
+    EXPECT_EQ(out.status, 2) << out.said;
+    return out.said;
+  };
+  EXPECT_THAT(said("plan"), HasSubstr("say what to plan"));
+  EXPECT_THAT(said("plan " + run_ + " --device h100-smx"), HasSubstr("the nearest is h100-sxm"));
+  EXPECT_THAT(said("plan --model qwen3-5b"), HasSubstr("the nearest is qwen3-"));
+  EXPECT_THAT(said("plan " + run_ + " --ranks 0x"), HasSubstr("--ranks"));
+  EXPECT_THAT(said("plan " + run_ + " --machine /nowhere"),
+              HasSubstr("lockstep bench --to /nowhere"));
+  EXPECT_THAT(said("plan " + run_ + " --machine /tmp"), HasSubstr("/tmp: it is a directory"));
+  for (const std::string flag :
+       {"--ranks", "--devices-per-node", "--batch", "--tokens", "--outputs", "--measured-step"}) {
+    EXPECT_THAT(said("plan " + run_ + " " + flag + " 0"), HasSubstr(flag + ": '0': give"));
+  }
+  EXPECT_THAT(said("plan " + run_ + " --reference none"), HasSubstr("--reference requires --grpo"));
+  EXPECT_THAT(said("simulate " + run_ + " --traced-ranks 2"), HasSubstr("requires --trace"));
+  EXPECT_THAT(said("simulate " + run_ + " --save-every 0"), HasSubstr("--save-every: '0': give"));
+  EXPECT_THAT(said("plan " + run_ + " --set data.kind=csv --set data.path=x.csv"),
+              HasSubstr("--sample"));
+  EXPECT_THAT(said("plan " + run_ + " --grpo"), HasSubstr("needs a transformer"));
+  for (const std::string flag : {"--batch 2", "--tokens 9", "--ranks 2", "--sample 3",
+                                 "--outputs 2", "--measured-step 1", "--bf16", "--recompute"}) {
+    EXPECT_THAT(said("plan --model qwen3-0.6b --grpo " + flag),
+                HasSubstr("--grpo does not read " + flag.substr(0, flag.find(' ')) + ": "));
+  }
+  EXPECT_THAT(said("simulate " + run_ + " --strategy fsdq"), HasSubstr("the nearest is fsdp"));
+  EXPECT_THAT(said("plan " + run_ + " --measured-step nan"), HasSubstr("--measured-step"));
+  EXPECT_THAT(said("simulate " + run_ + " --work-hours inf"), HasSubstr("inf is not a time"));
+  EXPECT_THAT(said("simulate " + run_ + " --save-every 1e-9"), HasSubstr("checkpoints in"));
+  for (const std::string flag : {"--failure-hours", "--save-seconds", "--work-hours"}) {
+    EXPECT_THAT(said("simulate " + run_ + " " + flag + " 0"), HasSubstr(flag + ": 0 is not a"));
+  }
+  EXPECT_THAT(said("simulate " + run_ + " --restart-seconds -1"),
+              HasSubstr("--restart-seconds: -1 is not a time"));
+  EXPECT_THAT(said("simulate " + run_ + " --slow-ranks 1 --slow-factor inf"),
+              HasSubstr("inf times as slow"));
+  for (const std::string command : {"plan ", "simulate "}) {
+    EXPECT_THAT(said(command + run_ + " --set parallel.lanes=8 --ranks 16"),
+                HasSubstr("parallel.lanes = 8 on 16 ranks"));
+  }
+}
+
+TEST_F(PlanCommand, NothingFitsIsAStatusOfItsOwn) {
+  const auto out = lockstep_tool("plan --model qwen3-32b --device t4 --ranks 2");
+  EXPECT_EQ(out.status, 3);
+  EXPECT_THAT(out.said, HasSubstr("Nothing fits on 2 ranks"));
+}
+
+TEST_F(PlanCommand, SimulateWritesItsTimeline) {
+  const auto trace = folder_ / "trace.json";
+  const auto out = lockstep_tool("simulate " + run_ + " --ranks 4 --json --trace " + trace);
+  EXPECT_EQ(out.status, 0) << out.said;
+  EXPECT_EQ(nlohmann::json::parse(out.said).at("steps").size(), 3);
+  EXPECT_TRUE(nlohmann::json::parse(std::ifstream(trace)).contains("traceEvents"));
+}
+
+}  // namespace
+}  // namespace lockstep::plan
