@@ -33,10 +33,12 @@ struct LrSchedulerState {
 class LrScheduler {
  public:
   // The rates become those of step 0. The optimizer must outlive the scheduler. Throws ConfigError
-  // when the schedule moves the momentum of an optimizer that has none.
+  // for a Schedule without a rate, and when the schedule moves the momentum of an optimizer that
+  // has none.
   LrScheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
 
-  // After optimizer.step(). A group added meanwhile begins with its own rate.
+  // After optimizer.step(). A group added meanwhile begins with its own rate. What the schedule
+  // throws, as for a step after its last, leaves step and rates as they were.
   void step();
 
   // The group's current rate.
@@ -44,11 +46,15 @@ class LrScheduler {
 
   // For a checkpoint: what restore() takes back.
   const LrSchedulerState& state() const { return state_; }
-  // Sets step and rates. Throws ConfigError when the number of groups differs.
+  // Sets step and rates. Throws ConfigError when the number of groups differs, and what the
+  // schedule throws for the step; nothing has changed then.
   void restore(const LrSchedulerState& state);
+  // Throws as restore() would, and changes nothing.
+  void check(const LrSchedulerState& state) const;
 
  private:
-  void apply();
+  std::vector<double> rates(const LrSchedulerState& state) const;
+  void apply(LrSchedulerState state);
 
   torch::optim::Optimizer& optimizer_;
   Schedule schedule_;
