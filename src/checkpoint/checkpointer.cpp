@@ -157,7 +157,9 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
   Share share;
   std::string mine, text;
   try {
-    if (step < 0) throw ConfigError(fmt::format("[checkpoint] save() of step {}", step));
+    if (step < 0)
+      throw ConfigError(
+          fmt::format("[checkpoint] save() of step {}: a step is not negative", step));
     state = described(tracked, each_rank());
     if (group.rank() == 0 && !std::exchange(has_looked, true)) warn_of_patterns(state);
     text = fmt::format("step {}\n{}\n", step, fmt::join(common_lines(state), "\n"));

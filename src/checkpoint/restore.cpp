@@ -184,7 +184,7 @@ void Restore::compare(const std::string& prefix, Wanted& wanted) {
     const std::string* name = stored(piece, aliases[piece.name]);
     aliases.erase(piece.name);
     if (name == nullptr) {
-      if (!matches(piece.name, options_.allow_missing)) {
+      if (!matches_with_object(piece.name, options_.allow_missing)) {
         faults_.push_back(
             fmt::format("{} is missing: {} here", piece.name, text_of(piece.dtype, piece.sizes)));
       }
@@ -220,7 +220,7 @@ void Restore::compare_values(const std::string& prefix, Wanted& wanted) {
     const std::string name = prefix + key;
     const auto saved = manifest().values.find(name);
     if (saved == manifest().values.end()) {
-      if (!matches(name, options_.allow_missing)) {
+      if (!matches_with_object(name, options_.allow_missing)) {
         faults_.push_back(fmt::format("value {} is missing", name));
       }
       continue;  // keeps what it is
@@ -236,7 +236,7 @@ void Restore::compare_values(const std::string& prefix, Wanted& wanted) {
 void Restore::find_unexpected() {
   const auto look = [&](const std::string& name, const char* kind) {
     if (used_.contains(name) || matches(name, others_) ||
-        matches(name, options_.allow_unexpected)) {
+        matches_with_object(name, options_.allow_unexpected)) {
       return;
     }
     faults_.push_back(fmt::format("{}{} is unexpected: nothing here has that name", kind, name));

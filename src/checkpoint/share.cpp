@@ -142,9 +142,11 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-bool EachRank::has(const std::string& name) const {
+bool matches_with_object(const std::string& name, const std::vector<std::string>& patterns) {
   return matches(name, patterns) || matches(name.substr(0, name.find('/')), patterns);
 }
+
+bool EachRank::has(const std::string& name) const { return matches_with_object(name, patterns); }
 
 std::vector<std::string> EachRank::unused(const State& state) const {
   const std::string suffix = name_of("", rank);

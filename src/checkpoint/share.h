@@ -31,6 +31,9 @@ struct EachRank {
 // A name and patterns as the shell's. A pattern that is the name itself matches, whatever is in it.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 
+// As matches(), and by the name of the object which has it: "net" for "net/fc.weight".
+bool matches_with_object(const std::string& name, const std::vector<std::string>& patterns);
+
 // Everything that a rank has, under the names of the checkpoint. Throws ConfigError for a name that
 // comes twice, and parts that do not have their box's sizes.
 State described(const Tracked& tracked, const EachRank& each_rank);

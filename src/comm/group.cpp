@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,8 +24,12 @@ at::Tensor as_tensor(std::string_view text) {
                        at::kByte);
 }
 
-void check_memory(std::string_view what, const at::TensorOptions& options,
+void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
                   const Transport& transport) {
+  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
+    throw ConfigError(
+        fmt::format("[comm] {}: sizes [{}] need to be 0 or more", what, fmt::join(sizes, ", ")));
+  }
   transport.unfinished()->check_process(what);
   if (transport.carries(options.device())) return;
   throw ConfigError(fmt::format(
@@ -363,12 +368,12 @@ std::string Group::broadcast_bytes(std::string_view mine, int root,
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
-  check_memory("empty", options, *transport_);
+  check_memory("empty", sizes, options, *transport_);
   return transport_->empty(sizes, options);
 }
 
 at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
-  check_memory("shared", options, *transport_);
+  check_memory("shared", sizes, options, *transport_);
   return transport_->shared(sizes, options);
 }
 

@@ -265,6 +265,9 @@ const at::Tensor& StandardScaler::mean() const { return state_->mean; }
 const at::Tensor& StandardScaler::deviation() const { return state_->deviation; }
 
 void StandardScaler::restore(const at::Tensor& mean, const at::Tensor& deviation) {
+  if (!mean.defined() || !deviation.defined()) {
+    throw ConfigError(fmt::format("{} restore: mean or deviation is undefined", kScaler));
+  }
   if (mean.dim() != 1 || mean.sizes() != deviation.sizes()) {
     throw ConfigError(fmt::format("{} mean [{}] and deviation [{}] need one number per column",
                                   kScaler, fmt::join(mean.sizes(), ", "),

@@ -1,11 +1,13 @@
 #include "lockstep/train/optimizer.h"
 
+#include <fmt/format.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 
+#include "lockstep/core/error.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
 
@@ -26,8 +28,12 @@ bool on_cpu(const Groups& groups) {
 template <class Fused, class Plain, class Options>
 MakeOptimizer by_device(Options options) {
   return [options](Groups groups) -> std::unique_ptr<torch::optim::Optimizer> {
-    if (on_cpu(groups)) return std::make_unique<Fused>(std::move(groups), options);
-    return std::make_unique<Plain>(std::move(groups), options);
+    try {
+      if (on_cpu(groups)) return std::make_unique<Fused>(std::move(groups), options);
+      return std::make_unique<Plain>(std::move(groups), options);
+    } catch (const c10::Error& error) {
+      throw ConfigError(fmt::format("[train] optimizer: {}", error.what_without_backtrace()));
+    }
   };
 }
 

@@ -19,6 +19,9 @@ void check_numbers(const TrainerOptions& o) {
   need(o.epochs >= 0 && o.max_steps >= 0 && o.max_time.count() >= 0,
        fmt::format("epochs {}, max_steps {} and max_time {} ms: none may be below 0", o.epochs,
                    o.max_steps, o.max_time.count()));
+  for (size_t i = 0; i < o.callbacks.size(); ++i) {
+    need(o.callbacks[i] != nullptr, fmt::format("callbacks[{}] is empty", i));
+  }
   need(o.accumulation >= 1, fmt::format("accumulation = {}: at least 1", o.accumulation));
   need(o.max_grad_norm >= 0,
        fmt::format("max_grad_norm = {}: above 0, or 0 to leave gradients as they are",
@@ -63,6 +66,8 @@ void check_parts(const TrainerOptions& o, const std::vector<Part>& parts) {
          fmt::format("a part's name is '{}': it has a letter at least, and no '/'", part.name));
     need(names.insert(part.name).second, fmt::format("two parts are called '{}'", part.name));
     need(static_cast<bool>(part.model), fmt::format("part '{}' has no model", part.name));
+    need(part.optimizer || o.optimizer,
+         fmt::format("part '{}' has no optimizer: give one, such as adamw()", part.name));
   }
   if (parts.size() == 1) return;
   need(o.loader.lanes == 0,

@@ -10,6 +10,12 @@
 namespace lockstep::train {
 namespace {
 
+template <class Function>
+Function given(Function function, std::string_view what) {
+  if (!function) throw ConfigError(fmt::format("[train] the {} is an empty function", what));
+  return function;
+}
+
 StepFunction one_update(LossOfBatch loss) {
   return [loss = std::move(loss)](Step& step) { step.update("model", loss); };
 }
@@ -83,17 +89,18 @@ int Outcome::exit_status() const { return ended == Ended::Preempted ? kRequeueSt
 
 Trainer::Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
                  TrainerOptions options)
-    : Trainer(world, {{.name = "model", .model = model}}, one_update(of_batch(model, loss)),
-              std::move(data), measured(std::move(options), model, loss)) {}
+    : Trainer(world, {{.name = "model", .model = model}},
+              one_update(of_batch(model, given(loss, "loss"))), std::move(data),
+              measured(std::move(options), model, loss)) {}
 
 Trainer::Trainer(const comm::World& world, const Model& model, LossOfBatch loss, DataSource data,
                  TrainerOptions options)
-    : Trainer(world, {{.name = "model", .model = model}}, one_update(loss), std::move(data),
-              measured(std::move(options), loss)) {}
+    : Trainer(world, {{.name = "model", .model = model}}, one_update(given(loss, "loss")),
+              std::move(data), measured(std::move(options), loss)) {}
 
 Trainer::Trainer(const comm::World& world, std::vector<Part> parts, StepFunction step,
                  DataSource data, TrainerOptions options)
-    : training_(std::make_unique<Training>(world, std::move(parts), std::move(step),
+    : training_(std::make_unique<Training>(world, std::move(parts), given(std::move(step), "step"),
                                            std::move(data), std::move(options))) {}
 Trainer::~Trainer() = default;
 

@@ -14,6 +14,7 @@
 #include "checkpoint/format/directory/folder_lock.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/world.h"
+#include "lockstep/core/error.h"
 #include "lockstep/core/preemption.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/parallel/autocast.h"
@@ -106,6 +107,8 @@ class Training {
   const RunState& state() const { return state_; }
   TrainedPart& part(std::string_view name);
   void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object) {
+    if (has_begun_)
+      throw ConfigError("[train] track() of " + name + " after run(): call it before");
     if (checkpoints_) checkpoints_->track(name, std::move(object));
   }
 

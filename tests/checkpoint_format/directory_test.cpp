@@ -38,8 +38,10 @@ TEST(Directory, PublishesAndFindsTheNewest) {
   const Folder folder;
   const std::string path = folder / "a/b/";
   EXPECT_EQ(newest_checkpoint(path), std::nullopt);
+  EXPECT_TRUE(checkpoint::list_checkpoints(path).checkpoints.empty());
   Directory directory(path);
   EXPECT_EQ(newest_checkpoint(path), std::nullopt);
+  EXPECT_TRUE(checkpoint::list_checkpoints(path).checkpoints.empty());
   EXPECT_EQ(save(directory, 10, 1), folder / "a/b/step-00000010");
   EXPECT_EQ(save(directory, 20, 2), folder / "a/b/step-00000020");
   EXPECT_EQ(value_of(*newest_checkpoint(directory.path())), 2);

@@ -10,6 +10,7 @@
 #include "checkpoint/format/checksum.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/checkpoint/tensor_files.h"
 #include "support/folder.h"
 #include "support/thrown.h"
 
@@ -173,6 +174,20 @@ TEST(Safetensors, ANameThatComesTwiceOrIsNoTextIsRefused) {
   };
   EXPECT_THAT(fault_of_names("a", "a"), HasSubstr("'a' comes twice"));
   EXPECT_THAT(fault_of_names("a", "\xff"), HasSubstr("not UTF-8"));
+}
+
+TEST(Safetensors, NamesThatTheFileCannotHaveOrDoesNotHave) {
+  const Folder folder;
+  const std::vector<float> a{1};
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                write_safetensors(folder / "y", {{"__metadata__", dtype("F32"), {1}, bytes_of(a)}});
+              }),
+              HasSubstr("cannot be called __metadata__"));
+  write_safetensors(folder / "x", {{"a", dtype("F32"), {1}, bytes_of(a)}});
+  const auto files = checkpoint::open_tensors(folder / "x");
+  EXPECT_EQ(files->read("a").view(), bytes_of(a));
+  EXPECT_THAT(message_of<CheckpointError>([&] { files->read("b"); }),
+              HasSubstr("x has no tensor 'b'"));
 }
 
 }  // namespace

@@ -109,6 +109,7 @@ TEST(StandardScaler, SaysWhatItCannotScale) {
     scaler.fit(set_of(data), world, {.constant = ConstantColumn::Zero});
     EXPECT_EQ(scaler.apply(data).select(1, 2).abs().max().item<double>(), 0);
     EXPECT_THAT(refused(rows().to(at::kDouble) * 1e200), HasSubstr("no standard deviation in"));
+    EXPECT_THROW(scaler.restore({}, {}), ConfigError);
     EXPECT_THAT(message_of<ConfigError>([&] {
                   scaler.apply(torch::zeros({2, 4}));
                 }),

@@ -345,5 +345,81 @@ TEST(Metrics, GoOnFromACheckpoint) {
   }
 }
 
+// All three count two sums.
+TEST(Metrics, CountsOfAnotherMetricAreRefused) {
+  Accuracy accuracy;
+  Mean mean("loss"), other_mean("reward");
+  const auto update = [](Metric& metric) {
+    metric.update(torch::ones({4, 2}), torch::ones({4}, torch::kLong));
+  };
+  update(accuracy);
+  mean.update(2.0);
+  for (Metric* metric : {static_cast<Metric*>(&mean), static_cast<Metric*>(&accuracy)}) {
+    const auto before = metric->state();
+    Perplexity perplexity;
+    update(perplexity);
+    EXPECT_THAT(message_of<ConfigError>([&] { metric->add(perplexity.state()); }),
+                HasSubstr("counts of perplexity, ignoring -100 cannot be added to those of"));
+    EXPECT_EQ(metric->state().sums, before.sums);
+  }
+  Accuracy all({.ignore_index = std::nullopt}), best_two({.top_k = 2}), equal;
+  for (Metric* metric : {static_cast<Metric*>(&all), static_cast<Metric*>(&best_two)}) {
+    EXPECT_THROW(metric->add(accuracy.state()), ConfigError);
+  }
+  equal.add(accuracy.state());
+  other_mean.add(mean.state());
+  EXPECT_EQ(equal.compute(), accuracy.compute());
+  EXPECT_EQ(other_mean.compute(), 2);
+  train::MetricState unknown = accuracy.state();
+  unknown.kind.clear();
+  equal.add(unknown);
+  EXPECT_EQ(equal.compute(), accuracy.compute());
+}
+
+TEST(Metrics, ACheckpointOfAnotherMetricIsRefused) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Mean mean;
+    mean.update(3.0);
+    Checkpointer saving(world.group(), folder / "saved");
+    saving.track("metric", stateful(mean, world));
+    saving.save(1);
+    Accuracy accuracy;
+    Checkpointer reading(world.group(), folder / "saved");
+    reading.track("metric", stateful(accuracy, world));
+    EXPECT_THAT(message_of<CheckpointError>([&] { reading.restore_latest(); }),
+                HasSubstr("the saved counts are those of mean, and this is accuracy"));
+    EXPECT_TRUE(accuracy.state().sums.empty());
+  });
+}
+
+// As before metrics had a kind.
+TEST(Metrics, CountsWithoutAKindAreRestored) {
+  class WithoutKind : public checkpoint::Stateful {
+   public:
+    explicit WithoutKind(std::shared_ptr<Stateful> whole) : whole_(std::move(whole)) {}
+    checkpoint::State state(const checkpoint::Names& names) const override {
+      checkpoint::State state = whole_->state(names);
+      state.values.clear();
+      return state;
+    }
+
+   private:
+    std::shared_ptr<Stateful> whole_;
+  };
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    Mean mean, again;
+    mean.update(3.0);
+    Checkpointer saving(world.group(), folder / "saved");
+    saving.track("metric", std::make_shared<WithoutKind>(stateful(mean, world)));
+    saving.save(1);
+    Checkpointer reading(world.group(), folder / "saved");
+    reading.track("metric", stateful(again, world));
+    reading.restore_latest();
+    EXPECT_EQ(again.compute(), 3);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -7,11 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
+#include "support/thrown.h"
 
 namespace lockstep::rl {
 namespace {
 
+using test::message_of;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 const std::vector<std::vector<double>> kR = {
     {.1, .1, .1}, {.5, .2, .1}, {.4, .6, .2}, {.3, .5, .7}};
@@ -68,6 +71,8 @@ TEST(Intervals, CoverWhatTheyShould) {
   EXPECT_NEAR(wide.low, .4902, 1e-4);  // Wilson 1927, as statsmodels has it
   EXPECT_NEAR(wide.high, .9433, 1e-4);
   EXPECT_EQ(wilson({.succeeded = 0, .of = 5}).low, 0);
+  EXPECT_THAT(message_of<ConfigError>([] { wilson({.succeeded = 0, .of = 0}); }),
+              HasSubstr("wilson: 0 of 0 trials"));
   const auto mean = [](std::span<const int64_t> drawn) {
     double sum = 0;
     for (const auto i : drawn) sum += i < 50;

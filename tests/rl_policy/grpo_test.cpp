@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "lockstep/core/error.h"
@@ -300,6 +301,9 @@ TEST(GrpoLoss, WithABetaNeedsAReference) {
                   rl::grpo_loss({.log_probs = some, .advantages = some, .weights = some});
                 }),
                 HasSubstr("needs the reference's log-probabilities"));
+    EXPECT_THROW(rl::grpo_loss({.log_probs = some, .advantages = some, .weights = some},
+                               {.beta = std::numeric_limits<double>::quiet_NaN()}),
+                 ConfigError);
   });
 }
 

@@ -132,6 +132,7 @@ TEST_F(Trace, ARunThatEndsBeforeLeavesWhatRankZeroDid) {
 TEST_F(Trace, StepsThatCannotBeTracedAreRefused) {
   spawn(1, [&](World& world) {
     EXPECT_THROW(RunMonitor(world, {.trace_steps = {1, 2}}), ConfigError);  // no directory
+    EXPECT_THROW(RunMonitor(world, {.tensorboard = true}), ConfigError);
     for (const StepRange steps : {StepRange{0, 2}, StepRange{3, 2}, StepRange{1, 1001}}) {
       EXPECT_THROW(RunMonitor(world, {.directory = folder_.path(), .trace_steps = steps}),
                    ConfigError);

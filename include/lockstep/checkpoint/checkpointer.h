@@ -66,8 +66,8 @@ enum class Damaged {
 
 // What may differ between a checkpoint and what is tracked.
 struct RestoreOptions {
-  // Patterns as the shell's ("adam/*"), or names: what the checkpoint does not have and stays as it
-  // is, and what it has beside what is tracked.
+  // Patterns as the shell's ("adam/*"), or names, also that of an object for all that it has: what
+  // the checkpoint does not have and stays as it is, and what it has beside what is tracked.
   std::vector<std::string> allow_missing = {};
   std::vector<std::string> allow_unexpected = {};
   Damaged damaged = Damaged::Error;
@@ -144,8 +144,9 @@ class Checkpointer {
   // Restores the newest checkpoint; nothing when there is none. Tensors are read where they lie;
   // their bytes are verified before anything changes. Throws CheckpointError on all ranks, and then
   // nothing has changed, when a file is damaged (it names file and tensor), and when names are
-  // missing or unexpected, or have other sizes or dtypes (it lists them), and when the ranks would
-  // restore different checkpoints. One name of a tied parameter is enough.
+  // missing or unexpected, or have other sizes or dtypes (it lists them), when an object refuses
+  // what was saved, and when the ranks would restore different checkpoints. One name of a tied
+  // parameter is enough.
   std::optional<Restored> restore_latest(const RestoreOptions& options = {});
   // As restore_latest(), for the checkpoint in `folder`: the same checkpoint on all ranks.
   Restored restore(const std::string& folder, const RestoreOptions& options = {});

@@ -42,7 +42,8 @@ struct Listing {
   std::vector<Published> checkpoints;
   std::vector<std::string> unreadable;
 };
-// What is in a directory; nothing when it is not there.
+// What is in a directory; nothing when it is not there. Throws CheckpointError when it cannot be
+// listed or is a symbolic link that leads nowhere.
 Listing list_checkpoints(const std::string& directory, FileSystem& files = system_files());
 
 // The folder of the newest checkpoint that was published completely, even if a process was killed

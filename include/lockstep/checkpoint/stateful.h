@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -53,17 +54,26 @@ std::shared_ptr<Stateful> stateful(bool& value);
 std::shared_ptr<Stateful> stateful(std::string& value);
 std::shared_ptr<Stateful> stateful(at::Tensor& tensor);
 
-// An object of a few numbers: `get` gives them, `set` takes the same back.
-template <class Get, class Set>
-std::shared_ptr<Stateful> stateful_values(Get get, Set set) {
+// An object of a few numbers: `get` gives them, `set` takes the same back. Before anything is
+// restored, `check` throws for saved ones that `set` would refuse.
+template <class Get, class Set, class Check = void (*)(const Values&)>
+std::shared_ptr<Stateful> stateful_values(
+    Get get, Set set, Check check = [](const Values&) {}) {
   struct Numbers : Stateful {
-    Numbers(Get g, Set s) : get_(std::move(g)), set_(std::move(s)) {}
+    Numbers(Get g, Set s, Check c) : get_(std::move(g)), set_(std::move(s)), check_(std::move(c)) {}
     State state(const Names&) const override { return {.values = get_()}; }
+    State destination(const Saved& saved, const Names& names) override {
+      State state = this->state(names);
+      const auto is_saved = [&](const auto& item) { return saved.values.contains(item.first); };
+      if (std::ranges::all_of(state.values, is_saved)) check_(saved.values);
+      return state;
+    }
     void restored(const State& state) override { set_(state.values); }
     Get get_;
     Set set_;
+    Check check_;
   };
-  return std::make_shared<Numbers>(std::move(get), std::move(set));
+  return std::make_shared<Numbers>(std::move(get), std::move(set), std::move(check));
 }
 
 }  // namespace lockstep::checkpoint

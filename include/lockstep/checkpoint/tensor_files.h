@@ -67,7 +67,7 @@ class TensorFiles {
   virtual const Manifest* manifest() const { return nullptr; }
 
   // A tensor of tensors(). Its checksum is compared where the files have any. Throws
-  // CheckpointError, which names file and tensor, when it is damaged.
+  // CheckpointError, which names file and tensor, when it is damaged or is none of tensors().
   virtual TensorBytes read(const std::string& name) = 0;
 
   // Everything that is wrong: each finding names the file, and the tensor where it is one's. Reads
@@ -75,6 +75,8 @@ class TensorFiles {
   virtual std::vector<std::string> verify() = 0;
 
  protected:
+  // Throws CheckpointError for a name that is none of tensors().
+  void need(const std::string& name) const;
   // Fills in nothing but these.
   TensorFiles(std::string path, std::string kind)
       : path_(std::move(path)), kind_(std::move(kind)) {}

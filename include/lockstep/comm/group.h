@@ -268,9 +268,10 @@ class Group {
   // where ranks take turns on a GPU), collectives on it make no copies; elsewhere it is ordinary
   // memory. Every rank calls it with the same sizes and dtype. Among ranks that share memory, of
   // the CPU or of GPUs, this communicates (small messages and a barrier) and blocks; elsewhere it
-  // does not. Throws CommError on all ranks when memory is short (over cuda_ipc it is ordinary
-  // memory then). Freed with its last reference, on each rank by itself; other ranks may go on
-  // using theirs. A child process made by fork() does not have this memory: it must not touch it.
+  // does not. Throws ConfigError for a size below 0, and CommError on all ranks when memory is
+  // short (over cuda_ipc it is ordinary memory then). Freed with its last reference, on each rank
+  // by itself; other ranks may go on using theirs. A child process made by fork() does not have
+  // this memory: it must not touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the

@@ -38,10 +38,11 @@ class KeyValueStore {
   // Whether the key has been set. Does not wait.
   bool contains(std::string_view key) const;
   // Adds to the number under `key`, which starts at 0; returns the sum. Throws ConfigError when the
-  // value is not a number.
+  // value is not a number. Past the largest int64_t it goes on with the smallest.
   int64_t add(std::string_view key, int64_t amount) const;
   // Sets `wanted` if the value is `expected`, or if there is none and `expected` is empty; returns
-  // what is there afterwards (`expected`, where there is nothing). Of both together 64 MiB at most.
+  // what is there afterwards (`expected`, where there is nothing). Throws as set(), of `expected`
+  // and `wanted` together.
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view wanted) const;
   // Removes the key; returns whether there was one.

@@ -146,8 +146,8 @@ class Loader::Epoch {
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    const Batch& operator*() const;  // throws what ++ threw
-    // Makes or fetches the next batch; what goes wrong is thrown by *.
+    const Batch& operator*() const;  // throws what ++ or begin() threw
+    // Makes or fetches the next batch, as begin() does the first, and throws what goes wrong.
     Iterator& operator++();
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;

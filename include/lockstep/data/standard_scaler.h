@@ -52,7 +52,8 @@ class StandardScaler {
                 const ScalerOptions& options = {});
 
   // Samples scaled, and back: n x columns, or n x ... of as many elements; of the same dtype,
-  // computed in float64. Throws ConfigError for another number of columns, and before fit().
+  // whole numbers as float32, computed in float64. Throws ConfigError for another number of
+  // columns, and before fit().
   at::Tensor apply(const at::Tensor& samples) const;
   at::Tensor invert(const at::Tensor& scaled) const;
 

@@ -23,6 +23,7 @@ struct Sample {
 
 // A function of a sample or of a batch:
 //   [](Sample s) { return Sample{s.data + 0.1 * torch::randn_like(s.data), s.target}; }
+//   // with <random>
 //   [](Sample s, at::Generator g) { std::mt19937 own(g.current_seed()); ... }
 //   [](Batch b) { return Batch{b.data / 255, b.target}; }
 //

@@ -28,7 +28,8 @@ struct GenerateOptions {
   // not on the other samples of the batch.
   uint64_t seed = 0;
   int64_t first_sample = 0;  // the number of the first prompt's sample
-  // Only numbers below it are drawn: the tokenizer's size, where the model has more rows. 0: all.
+  // Only numbers below it are drawn: the tokenizer's size, where the model has more rows. 0: all,
+  // as is any number beyond them.
   int64_t vocabulary = 0;
   // False computes all keys and values again for each token: slower, the same tokens.
   bool cached = true;

@@ -25,8 +25,8 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   // Draws the initial values from the default generator. Throws ConfigError for a size below 1.
   explicit LinearImpl(const LinearOptions& options);
 
-  // Samples of any shape with `inputs` elements each, n x ...; gives n x outputs, of the
-  // parameters' dtype. Throws ConfigError for others.
+  // Samples of the parameters' dtype and any shape with `inputs` elements each, n x ...; gives
+  // n x outputs. Throws ConfigError for another number of elements.
   at::Tensor forward(const at::Tensor& input);
 
   // Creates the parameters again.

@@ -21,8 +21,9 @@ namespace lockstep::parallel {
 // run as usual.
 // A forward may return one tensor or several, and must not change its arguments. Right under Ddp,
 // and with Fsdp, which gathers the parameters for each of both runs. Only a backward() of all
-// parameters works on such a graph: torch::autograd::grad(), backward() with inputs and
-// create_graph throw ConfigError.
+// parameters works on such a graph: torch::autograd::grad() and backward() with inputs throw
+// ConfigError where they ask for a gradient of the module's arguments, of what these were computed
+// from, or of a parameter that the module has; create_graph does always.
 class [[nodiscard]] ActivationCheckpointing {
  public:
   // Keeps the modules. Throws ConfigError for an empty one.

@@ -165,6 +165,7 @@ class Ddp : public Joinable {
   Ddp(const ModuleRef& module, const Group& group, DdpOptions options = {});
   // Detaches; the gradients stay valid. Does not communicate.
   ~Ddp() override;
+  // One that was moved from may only be destroyed.
   Ddp(Ddp&&) noexcept;
   Ddp& operator=(Ddp&&) = delete;
 

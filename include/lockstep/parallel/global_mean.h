@@ -23,7 +23,7 @@
 namespace lockstep::parallel {
 
 // The sum of the ranks' counts. Every rank calls it; one may have 0. Throws ConfigError on all
-// ranks when the sum is below 1, on the rank alone for a count below 0.
+// ranks when the sum is below 1 or beyond int64_t, on the rank alone for a count below 0.
 int64_t global_count(const Group& group, int64_t count);
 
 // What to multiply a summed loss by when the counts of the whole step are known before its first
@@ -33,9 +33,9 @@ int64_t global_count(const Group& group, int64_t count);
 double global_mean_scale(const Group& group, double count);
 
 // The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
-// has one element, any floating dtype; the sum over ranks is taken in float64. Every rank calls it:
-// one all_reduce. Throws as global_count(). With lanes its last bits depend on the number of ranks:
-// use LaneMean there.
+// has one element (ConfigError), of any real dtype; the sum over ranks is taken in float64. Every
+// rank calls it: one all_reduce. Throws as global_count(). With lanes its last bits depend on the
+// number of ranks: use LaneMean there.
 double global_mean(const Group& group, const at::Tensor& sum, double count);
 
 // Turns gradients of summed losses, which Ddp has averaged over ranks, into those of the mean.

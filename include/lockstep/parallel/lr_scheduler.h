@@ -33,24 +33,31 @@ struct LrSchedulerState {
 class LrScheduler {
  public:
   // The rates become those of step 0. The optimizer must outlive the scheduler. Throws ConfigError
-  // when the schedule moves the momentum of an optimizer that has none.
+  // for a Schedule without a rate, and when the schedule moves the momentum of an optimizer that
+  // has none.
   LrScheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
 
   // After optimizer.step(). A group added meanwhile begins with its own rate. Throws ConfigError
   // when the optimizer has fewer groups than before, since it cannot know which of them are left.
+  // That, and what the schedule throws, as for a step after its last, leaves step and rates as they
+  // were.
   void step();
 
   // The group's current rate.
   double lr(size_t group = 0) const;
 
-  // For a checkpoint: what restore() takes back. A group added since step() is in it. Throws as
-  // step().
+  // For a checkpoint: what restore() takes back. A group added since step() is in it. Throws for a
+  // lost group as step() does.
   LrSchedulerState state() const;
-  // Sets step and rates. Throws ConfigError when the number of groups differs.
+  // Sets step and rates. Throws ConfigError when the number of groups differs, and what the
+  // schedule throws for the step; nothing has changed then.
   void restore(const LrSchedulerState& state);
+  // Throws as restore() would, and changes nothing.
+  void check(const LrSchedulerState& state) const;
 
  private:
-  void apply();
+  std::vector<double> rates(const LrSchedulerState& state) const;
+  void apply(LrSchedulerState state);
 
   torch::optim::Optimizer& optimizer_;
   Schedule schedule_;

@@ -30,6 +30,7 @@ struct MetricState {
   std::vector<int64_t> sums = {};  // ranks' are added up: counts, and digits of ExactSums
   std::vector<double> rows = {};   // those of the ranks are concatenated
   std::string fault = {};          // an input that cannot be counted; empty: none
+  std::string kind = {};           // of the metric that counted; empty: not known
 };
 
 // Copies count on their own.
@@ -39,6 +40,9 @@ class Metric {
 
   // The name of compute()'s value in values(): "accuracy".
   virtual std::string name() const = 0;
+  // What metrics whose counts can be added up have in common: which metric it is, and the options
+  // that its counts depend on.
+  virtual std::string kind() const { return name(); }
 
   // Counts a batch of this rank: outputs and targets as each metric says, on any device. Weights,
   // one per sample and not negative, say how much each counts; undefined: 1. Communicates nothing.
@@ -64,7 +68,8 @@ class Metric {
 
   // This rank's counts, to be kept and taken back or added elsewhere: of an equal metric.
   const MetricState& state() const { return state_; }
-  // Throws ConfigError for another metric's.
+  // Throws ConfigError, and then has added nothing, for another kind()'s and for those of another
+  // number of classes or columns.
   void add(const MetricState& state);
 
  protected:
@@ -76,7 +81,10 @@ class Metric {
   // Keeps the first fault: "sample 7 of batch 2: what".
   void note_fault(int64_t sample, std::string_view what);
   // Begins a batch.
-  void begin_update() { ++updates_; }
+  void begin_update() {
+    ++updates_;
+    if (state_.kind.empty()) state_.kind = kind();
+  }
 
   MetricState state_;
 
@@ -85,7 +93,8 @@ class Metric {
 };
 
 // For Checkpointer::track(name, stateful(metric, group)): each rank's counts. On another number of
-// ranks each saved part goes to one of them, so that the result is the same.
+// ranks each saved part goes to one of them, so that the result is the same. Restoring counts of
+// another kind() throws CheckpointError.
 std::shared_ptr<checkpoint::Stateful> stateful(Metric& metric, const Group& group);
 
 }  // namespace lockstep::train

@@ -22,6 +22,7 @@ class Mean : public Metric {
   // The name of its value in values().
   explicit Mean(std::string name = "mean") : name_(std::move(name)) {}
   std::string name() const override { return name_; }
+  std::string kind() const override { return "mean"; }
   // Numbers of any shape, all real dtypes; no targets (undefined). Weights of the same shape: a
   // batch's mean loss with its number of samples, at::scalar_tensor(64).
   void update(const at::Tensor& numbers, const at::Tensor& targets = {},
@@ -51,6 +52,7 @@ class Accuracy : public Metric {
   // Throws ConfigError for a top_k below 1.
   explicit Accuracy(const AccuracyOptions& options = {});
   std::string name() const override;
+  std::string kind() const override;
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
 
@@ -76,6 +78,7 @@ class ConfusionMatrix : public Metric {
   // Throws ConfigError for less than no classes.
   explicit ConfusionMatrix(const ConfusionMatrixOptions& options = {});
   std::string name() const override { return "f1"; }
+  std::string kind() const override;
   // Weights have to be whole numbers: ConfigError otherwise.
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
@@ -127,6 +130,7 @@ class Perplexity : public Metric {
   // Nothing is counted yet.
   explicit Perplexity(const PerplexityOptions& options = {}) : options_(options) {}
   std::string name() const override { return "perplexity"; }
+  std::string kind() const override;
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
   // A mean cross-entropy over this many targets that was computed without all logits
@@ -153,6 +157,7 @@ class Regression : public Metric {
   // Which of its scores compute() gives.
   explicit Regression(RegressionScore score = RegressionScore::Mse) : score_(score) {}
   std::string name() const override;
+  std::string kind() const override { return "regression"; }
   // Outputs and targets of one shape, n or n x columns; outputs n x 1 also with targets n, and the
   // other way round.
   void update(const at::Tensor& outputs, const at::Tensor& targets,

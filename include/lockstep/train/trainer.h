@@ -118,7 +118,8 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Something else that is to be saved with the training, before run(); as Checkpointer::track().
+  // Something else that is to be saved with the training, before run() (ConfigError after it); as
+  // Checkpointer::track().
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }

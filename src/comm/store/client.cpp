@@ -1,5 +1,6 @@
 #include "comm/store/client.h"
 
+#include "comm/store/values.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -7,6 +8,9 @@ namespace {
 
 // For the server to say that it no longer waits.
 constexpr std::chrono::seconds kCancelled{1};
+
+// Of a Ping after a request: the server answers with another number where it had no room for that.
+constexpr uint32_t kDone = 1;
 
 StoreMessage about(StoreQuery query, const std::vector<std::string>& keys) {
   StoreMessage message(query);
@@ -117,13 +121,12 @@ void StoreClient::set(std::string_view key, std::string_view value, Deadline dea
 }
 
 void StoreClient::set_confirmed(std::string_view key, std::string_view value, Deadline deadline) {
-  constexpr uint32_t kDone = 1;
   StoreMessage message(StoreQuery::Set);
   message.text(key).text(value).number(static_cast<char>(StoreQuery::Ping)).number(kDone);
   Call call(*this, deadline);
   const bool done = call.ask(message).number<uint32_t>() == kDone;
   call.done();
-  if (!done) throw StoreRefusal("the store is full: it holds 256 MiB in all");
+  if (!done) throw StoreRefusal(kStoreIsFull);
 }
 
 void StoreClient::append(std::string_view key, std::string_view value, Deadline deadline) {
@@ -132,10 +135,14 @@ void StoreClient::append(std::string_view key, std::string_view value, Deadline 
 
 std::string StoreClient::compare_set(std::string_view key, std::string_view expected,
                                      std::string_view wanted, Deadline deadline) {
+  StoreMessage message(StoreQuery::CompareSet);
+  message.text(key).text(expected).text(wanted);
+  message.number(static_cast<char>(StoreQuery::Ping)).number(kDone);
   Call call(*this, deadline);
-  std::string now =
-      call.ask(StoreMessage(StoreQuery::CompareSet).text(key).text(expected).text(wanted)).text();
+  std::string now = call.ask(message).text();
+  const bool done = call.number<uint32_t>() == kDone;
   call.done();
+  if (!done) throw StoreRefusal(kStoreIsFull);
   return now;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <utility>
 
@@ -30,15 +29,16 @@ void check_size(std::string_view what, const std::string& key, size_t bytes) {
 
 class OwnKeys final : public KeyValueStore::Keys {
  public:
+  explicit OwnKeys(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+
   void set(const std::string& key, std::string_view value) override {
     const std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
+    put("set", key, value);
   }
   std::string get(const std::string& key, Timeout timeout) override {
     std::unique_lock lock(mutex_);
     await(lock, {key}, timeout);
-    return values_[key];
+    return values_.at(key);
   }
   void wait(const std::vector<std::string>& keys, Timeout timeout) override {
     std::unique_lock lock(mutex_);
@@ -46,53 +46,57 @@ class OwnKeys final : public KeyValueStore::Keys {
   }
   bool contains(const std::string& key) override {
     const std::lock_guard lock(mutex_);
-    return values_.contains(key);
+    return values_.has(key);
   }
   int64_t add(const std::string& key, int64_t amount) override {
     const std::lock_guard lock(mutex_);
-    std::string& value = values_[key];
-    const auto before = stored_number(value);
-    if (!before)
-      throw ConfigError(fmt::format("[store] add to {}: its value is not a number", key));
-    const auto sum =
-        static_cast<int64_t>(static_cast<uint64_t>(*before) + static_cast<uint64_t>(amount));
-    value = std::to_string(sum);
+    const auto sum = values_.add(key, amount);
+    if (!sum) throw ConfigError(fmt::format("[store] add to {}: its value is not a number", key));
     changed_.notify_all();
-    return sum;
+    return *sum;
   }
   std::string compare_set(const std::string& key, std::string_view expected,
                           std::string_view wanted) override {
     const std::lock_guard lock(mutex_);
-    const auto found = values_.find(key);
-    if (found == values_.end() && !expected.empty()) return std::string(expected);
-    if (found != values_.end() && found->second != expected) return found->second;
-    changed_.notify_all();
-    return values_[key] = wanted;
+    const std::string* const found = values_.find(key);
+    if (found == nullptr && !expected.empty()) return std::string(expected);
+    if (found != nullptr && *found != expected) return *found;
+    put("compare_set", key, wanted);
+    return std::string(wanted);
   }
   bool erase(const std::string& key) override {
     const std::lock_guard lock(mutex_);
-    return values_.erase(key) > 0;
+    return values_.erase(key);
   }
 
  private:
+  void put(std::string_view what, const std::string& key, std::string_view value) {
+    try {
+      values_.put(key, std::string(value));
+    } catch (const Error&) {
+      throw ConfigError(fmt::format("[store] {} {}: {}", what, key, kStoreIsFull));
+    }
+    changed_.notify_all();
+  }
   void await(std::unique_lock<std::mutex>& lock, const std::vector<std::string>& keys,
-             Timeout timeout) {
+             Timeout given) {
+    const auto timeout = given.value_or(timeout_);
     const auto all = [&] {
       return std::all_of(keys.begin(), keys.end(),
-                         [&](const std::string& key) { return values_.contains(key); });
+                         [&](const std::string& key) { return values_.has(key); });
     };
-    if (!timeout) return changed_.wait(lock, all);
-    if (changed_.wait_for(lock, *timeout, all)) return;
+    if (changed_.wait_for(lock, timeout, all)) return;
     throw CommError(
         fmt::format("[store] wait for {}: no rank has set it within {}",
                     *std::find_if(keys.begin(), keys.end(),
-                                  [&](const std::string& key) { return !values_.contains(key); }),
-                    text_of(*timeout)));
+                                  [&](const std::string& key) { return !values_.has(key); }),
+                    text_of(timeout)));
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  StoreValues values_;
+  const std::chrono::milliseconds timeout_;
 };
 
 class JobKeys final : public KeyValueStore::Keys {
@@ -142,7 +146,9 @@ class JobKeys final : public KeyValueStore::Keys {
 
 }  // namespace
 
-KeyValueStore own_keys() { return KeyValueStore(std::make_shared<OwnKeys>()); }
+KeyValueStore own_keys(std::chrono::milliseconds timeout) {
+  return KeyValueStore(std::make_shared<OwnKeys>(timeout));
+}
 
 KeyValueStore keys_in(const Store& store, std::chrono::milliseconds timeout) {
   return KeyValueStore(std::make_shared<JobKeys>(store, timeout));

@@ -20,8 +20,8 @@ class KeyValueStore::Keys {
   virtual bool erase(const std::string& key) = 0;
 };
 
-// Of this process.
-KeyValueStore own_keys();
+// Of this process. Waits that are given no time end after `timeout`.
+KeyValueStore own_keys(std::chrono::milliseconds timeout);
 // Of a job's store, over a connection of its own that is made with the first call.
 KeyValueStore keys_in(const Store& store, std::chrono::milliseconds timeout);
 

@@ -239,6 +239,17 @@ void StoreServer::flush(Client& client) {
     watch(client.fd, client.full ? EPOLLIN | EPOLLOUT : EPOLLIN, &client);
 }
 
+// False when there is no room. The client learns that with a Ping; no other request of it is taken
+// before.
+bool StoreServer::keep(Client& client, const std::function<void()>& put) {
+  try {
+    put();
+  } catch (const Error&) {
+    client.refused = true;
+  }
+  return !client.refused;
+}
+
 void StoreServer::answer(Client& client, const StoreRequest& request) {
   const auto& texts = request.texts;
   ++requests_;
@@ -251,18 +262,14 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
       client.known = true;
       return;
     case StoreQuery::Set:
-      try {
-        values_.put(texts[0], texts[1]);
-      } catch (const Error&) {
-        client.refused = true;
-      }
+      keep(client, [&] { values_.put(texts[0], texts[1]); });
       return;
     case StoreQuery::CompareSet: {
       const std::string* const found = values_.find(texts[0]);
       if (found == nullptr && !texts[1].empty()) return say(client, StoreMessage().text(texts[1]));
       if (found != nullptr && *found != texts[1]) return say(client, StoreMessage().text(*found));
-      values_.put(texts[0], texts[2]);
-      return say(client, StoreMessage().text(texts[2]));
+      const bool kept = keep(client, [&] { values_.put(texts[0], texts[2]); });
+      return say(client, StoreMessage().text(texts[kept ? 2 : 1]));
     }
     case StoreQuery::Get:
       return say(client, StoreMessage().text(values_.at(texts[0])));
@@ -282,14 +289,17 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Delete:
       return say(client, StoreMessage().number(int64_t{values_.erase(texts[0]) ? 1 : 0}));
     case StoreQuery::Append:
-      return values_.append(texts[0], texts[1]);
+      keep(client, [&] { values_.append(texts[0], texts[1]); });
+      return;
     case StoreQuery::MultiGet: {
       StoreMessage values;
       for (const std::string& key : texts) values.text(values_.at(key));
       return say(client, values);
     }
     case StoreQuery::MultiSet:
-      for (size_t i = 0; i < texts.size(); i += 2) values_.put(texts[i], texts[i + 1]);
+      keep(client, [&] {
+        for (size_t i = 0; i < texts.size(); i += 2) values_.put(texts[i], texts[i + 1]);
+      });
       return;
     case StoreQuery::CancelWait:
       client.waits = false;

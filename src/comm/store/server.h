@@ -51,7 +51,7 @@ class StoreServer {
     bool known = false;  // has sent the magic
     bool gone = false;
     bool full = false;     // `out` waits for the network
-    bool refused = false;  // its last Set: the values are too many
+    bool refused = false;  // what it last set: the values are too many
     // What it waits for: keys, or a barrier's sum.
     bool waits = false;
     std::vector<std::string> keys = {};
@@ -73,6 +73,7 @@ class StoreServer {
   void flush(Client& client);
   void answer(Client& client, const StoreRequest& request);
   bool is_over(const Client& client) const;
+  bool keep(Client& client, const std::function<void()>& put);
   void wait(Client& client);
   void end_waits();
 

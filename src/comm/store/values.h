@@ -15,6 +15,9 @@ namespace lockstep::comm {
 // The number that `text` is, 0 where it is empty; nothing where it is none.
 std::optional<int64_t> stored_number(std::string_view text);
 
+// What errors say of it.
+inline constexpr const char* kStoreIsFull = "the store is full: it holds 256 MiB in all";
+
 // put, append, add and push throw Error when the store is full, and change nothing then.
 class StoreValues {
  public:

@@ -37,7 +37,7 @@ struct World::State {
   bool is_encrypted = false;
   at::Device device = at::kCPU;
   std::optional<Store> store = std::nullopt;  // rank 0's serves the others
-  KeyValueStore keys = own_keys();
+  KeyValueStore keys = own_keys(WorldOptions().timeout);
   Group group = Group();
 };
 
@@ -165,12 +165,14 @@ World World::from_env(WorldOptions options) {
                   .tls = options.tls,
                   .timeout = options.timeout};
   // One rank sends nothing, and is often started without a launcher.
+  if (place.size == 1) env_int("LOCKSTEP_TLS", 0, 1);  // throws
   if (place.size > 1) transport.tls_key = tls_key_from_env(transport, place.job);
   const DeviceKind kind =
       check_device(device_from_env(options.device), asked, options.python_peers);
   log::set_rank(place.rank);
   if (place.size == 1) {
     auto alone = std::make_shared<State>();
+    alone->keys = own_keys(options.timeout);
     alone->device = device_at(find_devices(kind), {}, asked);
     take(alone->device);
     return World(std::move(alone));

@@ -8,6 +8,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "parallel/nn/parameter_paths.h"
+
 namespace lockstep::parallel {
 namespace {
 
@@ -18,12 +20,6 @@ using torch::autograd::variable_list;
 
 bool is_inner(Node& node, uint64_t since) {
   return node.sequence_nr() >= since && dynamic_cast<AccumulateGrad*>(&node) == nullptr;
-}
-
-// As that which makes activation checkpointing's node part of a graph: no weight has a share in it.
-bool is_empty_leaf(Node& node) {
-  const auto* leaf = dynamic_cast<AccumulateGrad*>(&node);
-  return leaf != nullptr && leaf->variable.numel() == 0;
 }
 
 // One a node, for all calls that lead to it.
@@ -61,7 +57,7 @@ std::vector<Node*> edges_of(const std::vector<at::Tensor>& outputs, uint64_t sin
     for (const auto& edge : inner[i]->next_edges()) {
       if (!edge.is_valid()) continue;
       Node* next = edge.function.get();
-      if (is_empty_leaf(*next)) continue;
+      if (is_parameter_path(*next)) continue;  // no gradient comes that way
       leads_on = true;
       if (!met.insert(next).second) continue;
       if (is_inner(*next, since)) {

@@ -17,6 +17,7 @@
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/call.h"
 #include "parallel/ddp/packed.h"
+#include "parallel/nn/parameter_paths.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -110,6 +111,7 @@ struct Run : torch::CustomClassHolder {
   CallLayer::Body body;
   std::optional<Surroundings> surroundings;
   std::optional<BuffersBefore> buffers;
+  std::shared_ptr<ParameterPaths::Elsewhere> elsewhere;
 };
 
 // Buffers are what the first run began with, for as long as this lives. A graph may be run backward
@@ -177,14 +179,15 @@ void refuse_other_than_backward() {
 }
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  // `anchor` wants a gradient where an argument may not, so that parameters get theirs.
+  // `paths` lead to the parameters, also where no argument wants a gradient.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const c10::intrusive_ptr<Run>& run,
-                                                const at::Tensor&, at::TensorList inputs) {
+                                                at::TensorList paths, at::TensorList inputs) {
     // An output that the loss does not use has no gradient, which is not a zero one: parameters
     // that only it depends on get none.
     context->set_materialize_grads(false);
     context->saved_data["run"] = c10::IValue::make_capsule(run);
+    context->saved_data["paths"] = static_cast<int64_t>(paths.size());
     context->save_for_backward(inputs.vec());
     const OwnCasts casts;
     Tensors outputs = run->body(inputs.vec());
@@ -197,6 +200,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     refuse_other_than_backward();
     const auto run =
         c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule());
+    run->elsewhere->find();
     Tensors inputs;
     for (const auto& kept : context->get_saved_variables()) {
       inputs.push_back(kept.defined() ? kept.detach().set_requires_grad(kept.requires_grad())
@@ -216,7 +220,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       root_gradients.push_back(gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
-    torch::autograd::variable_list out{at::Tensor(), at::Tensor()};
+    torch::autograd::variable_list out(1 + context->saved_data["paths"].toInt());
     for (const auto& input : inputs) out.push_back(input.defined() ? input.grad() : at::Tensor());
     return out;
   }
@@ -235,8 +239,9 @@ class ActivationCheckpointing::Layer : public CallLayer {
     run->body = body;
     run->surroundings.emplace(device_of(inputs));
     run->buffers.emplace(*module_);
-    const at::Tensor anchor = at::empty({0}).set_requires_grad(true);
-    return Recompute::apply(run, anchor, at::TensorList(inputs));
+    const ParameterPaths paths(module_->parameters());
+    run->elsewhere = paths.elsewhere();
+    return Recompute::apply(run, at::TensorList(paths.tensors()), at::TensorList(inputs));
   }
 
  private:

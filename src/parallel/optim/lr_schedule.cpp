@@ -51,7 +51,8 @@ struct Path {
 }  // namespace
 
 Schedule constant_lr(const ConstantOptions& o) {
-  need(o.factor >= 0 && o.steps >= 0, "constant_lr", "factor and steps must not be below 0");
+  need(o.factor >= 0 && std::isfinite(o.factor) && o.steps >= 0, "constant_lr",
+       "factor and steps must not be below 0");
   return of_factor([o](int64_t step) { return step < o.steps ? o.factor : 1.0; });
 }
 
@@ -66,24 +67,28 @@ Schedule linear_lr(const LinearOptions& o) {
 }
 
 Schedule step_lr(const StepOptions& o) {
-  need(o.size >= 1, "step_lr", "size must be at least 1");
+  need(o.size >= 1 && std::isfinite(o.gamma), "step_lr",
+       "size must be at least 1, and gamma finite");
   return of_factor([o](int64_t step) { return std::pow(o.gamma, step / o.size); });
 }
 
 Schedule multi_step_lr(std::vector<int64_t> milestones, double gamma) {
   need(std::is_sorted(milestones.begin(), milestones.end()), "multi_step_lr",
        "the milestones must be in increasing order");
+  need(std::isfinite(gamma), "multi_step_lr", "gamma must be finite");
   return of_factor([milestones = std::move(milestones), gamma](int64_t step) {
     return std::pow(gamma, reached(milestones, step));
   });
 }
 
 Schedule exponential_lr(double gamma) {
+  need(std::isfinite(gamma), "exponential_lr", "gamma must be finite");
   return of_factor([gamma](int64_t step) { return std::pow(gamma, step); });
 }
 
 Schedule polynomial_lr(const PolynomialOptions& o) {
-  need(o.steps >= 1, "polynomial_lr", "steps must be at least 1");
+  need(o.steps >= 1 && o.power >= 0 && std::isfinite(o.power), "polynomial_lr",
+       "steps must be at least 1, and power finite and not below 0");
   return of_factor([o](int64_t step) {
     const double done = static_cast<double>(std::min(step, o.steps)) / static_cast<double>(o.steps);
     return std::pow(1 - done, o.power);
@@ -91,15 +96,16 @@ Schedule polynomial_lr(const PolynomialOptions& o) {
 }
 
 Schedule cosine_lr(const CosineOptions& o) {
-  need(o.steps >= 1, "cosine_lr", "steps must be at least 1");
+  need(o.steps >= 1 && std::isfinite(o.lowest_lr), "cosine_lr",
+       "steps must be at least 1, and lowest_lr finite");
   return {.lr = [o](double base, int64_t step) {
     return half_cosine(base, o.lowest_lr, static_cast<double>(step) / static_cast<double>(o.steps));
   }};
 }
 
 Schedule cosine_restarts_lr(const CosineRestartsOptions& o) {
-  need(o.first_steps >= 1 && o.multiplier >= 1, "cosine_restarts_lr",
-       "first_steps and multiplier must be at least 1");
+  need(o.first_steps >= 1 && o.multiplier >= 1 && std::isfinite(o.lowest_lr), "cosine_restarts_lr",
+       "first_steps and multiplier must be at least 1, and lowest_lr finite");
   return {.lr = [o](double base, int64_t step) {
     int64_t length = o.first_steps;
     if (o.multiplier == 1) step %= length;

@@ -61,14 +61,14 @@ double scaled_lr(double lr, const Group& group, LrScaling scaling) {
 
 LrScheduler::LrScheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
     : optimizer_(optimizer), schedule_(std::move(schedule)) {
-  state_ = state();
-  apply();
+  if (!schedule_.lr) throw ConfigError("[lr_scheduler] the schedule has no function of the rate");
+  apply(state());
 }
 
 void LrScheduler::step() {
-  state_ = state();
-  ++state_.step;
-  apply();
+  LrSchedulerState next = state();
+  ++next.step;
+  apply(std::move(next));
 }
 
 LrSchedulerState LrScheduler::state() const {
@@ -86,10 +86,18 @@ LrSchedulerState LrScheduler::state() const {
   return now;
 }
 
-void LrScheduler::apply() {
+std::vector<double> LrScheduler::rates(const LrSchedulerState& state) const {
+  std::vector<double> rates;
+  for (const double base : state.base_lrs) rates.push_back(schedule_.lr(base, state.step));
+  return rates;
+}
+
+void LrScheduler::apply(LrSchedulerState state) {
   auto& groups = optimizer_.param_groups();
+  const auto rates = this->rates(state);
+  state_ = std::move(state);
   for (size_t i = 0; i < groups.size(); ++i) {
-    groups[i].options().set_lr(schedule_.lr(state_.base_lrs[i], state_.step));
+    groups[i].options().set_lr(rates[i]);
     if (schedule_.momentum) set_momentum(groups[i].options(), schedule_.momentum(state_.step));
   }
 }
@@ -99,13 +107,17 @@ double LrScheduler::lr(size_t group) const {
 }
 
 void LrScheduler::restore(const LrSchedulerState& state) {
+  check(state);
+  apply(state);
+}
+
+void LrScheduler::check(const LrSchedulerState& state) const {
   if (state.base_lrs.size() != optimizer_.param_groups().size()) {
     throw ConfigError(
         fmt::format("[lr_scheduler] restore: a state of {} parameter groups for an optimizer of {}",
                     state.base_lrs.size(), optimizer_.param_groups().size()));
   }
-  state_ = state;
-  apply();
+  rates(state);
 }
 
 ReduceLrOnPlateau::ReduceLrOnPlateau(torch::optim::Optimizer& optimizer, const Group& group,

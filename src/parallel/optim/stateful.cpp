@@ -192,6 +192,10 @@ std::shared_ptr<Stateful> stateful(LrScheduler& scheduler) {
       [&scheduler](const Values& values) {
         scheduler.restore(
             {value_of<int64_t>(values, "step"), value_of<std::vector<double>>(values, "base_lrs")});
+      },
+      [&scheduler](const Values& values) {
+        scheduler.check(
+            {value_of<int64_t>(values, "step"), value_of<std::vector<double>>(values, "base_lrs")});
       });
 }
 

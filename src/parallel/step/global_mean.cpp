@@ -44,7 +44,10 @@ double total_of(const Group& group, double count, std::string_view label) {
 }  // namespace
 
 int64_t global_count(const Group& group, int64_t count) {
-  return static_cast<int64_t>(total_of(group, static_cast<double>(count), "global_count"));
+  const double total = total_of(group, static_cast<double>(count), "global_count");
+  if (total < 0x1p63) return static_cast<int64_t>(total);
+  throw ConfigError(
+      fmt::format("[global_mean] the counts of all ranks are {}: beyond int64", total));
 }
 
 double global_mean_scale(const Group& group, double count) {
@@ -53,6 +56,9 @@ double global_mean_scale(const Group& group, double count) {
 
 double global_mean(const Group& group, const at::Tensor& sum, double count) {
   check_count(count);
+  if (!sum.defined() || sum.numel() != 1 || sum.is_complex()) {
+    throw ConfigError("[global_mean] the sum needs to be one real number");
+  }
   at::Tensor both = at::tensor({sum.item<double>(), count}, at::kDouble);
   group.all_reduce(both, ReduceOp::Sum, {.label = "global_mean"}).wait();
   check_total(both[1].item<double>(), group);

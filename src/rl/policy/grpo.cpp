@@ -216,7 +216,7 @@ TokenLogProbs own_log_probs(models::Transformer& net, const OwnTokens& tokens,
 }
 
 GrpoLoss grpo_loss(const GrpoTokens& tokens, const GrpoOptions& options) {
-  if (options.beta < 0 || options.clip_low < 0 || options.clip_high < 0 ||
+  if (!(options.beta >= 0 && options.clip_low >= 0 && options.clip_high >= 0) ||
       (options.beta > 0 && !tokens.reference.defined())) {
     throw ConfigError(fmt::format(
         "[grpo] beta = {}, clip-low = {}, clip-high = {}: none may be negative, and a beta needs "

@@ -51,7 +51,11 @@ double pass_at_k(Trials trials, int64_t k) {
 }
 
 Interval wilson(Trials trials) {
-  check(trials, 1);
+  if (trials.succeeded < 0 || trials.succeeded > trials.of || trials.of < 1) {
+    throw ConfigError(
+        fmt::format("[rl] wilson: {} of {} trials succeeded: needs at least one trial",
+                    trials.succeeded, trials.of));
+  }
   constexpr double z = 1.959963984540054;
   const auto n = static_cast<double>(trials.of);
   const double p = static_cast<double>(trials.succeeded) / n;

@@ -32,6 +32,11 @@ std::string Accuracy::name() const {
   return options_.top_k == 1 ? "accuracy" : fmt::format("top_{}_accuracy", options_.top_k);
 }
 
+std::string Accuracy::kind() const {
+  return fmt::format("{} with threshold {}{}", name(), options_.threshold,
+                     ignoring(options_.ignore_index));
+}
+
 // State: the weights of those that are right, and all weights.
 void Accuracy::update(const at::Tensor& outputs, const at::Tensor& targets,
                       const at::Tensor& weights) {

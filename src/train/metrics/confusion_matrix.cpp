@@ -35,6 +35,11 @@ ConfusionMatrix::Scores scores_of(const at::Tensor& counts) {
 
 }  // namespace
 
+std::string ConfusionMatrix::kind() const {
+  return fmt::format("confusion_matrix with threshold {}{}", options_.threshold,
+                     ignoring(options_.ignore_index));
+}
+
 ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options) : options_(options) {
   if (options_.classes < 0) {
     throw ConfigError(

@@ -94,4 +94,8 @@ ClassRows class_rows(std::string_view who, const at::Tensor& outputs, const at::
   return rows;
 }
 
+std::string ignoring(std::optional<int64_t> ignore_index) {
+  return ignore_index ? fmt::format(", ignoring {}", *ignore_index) : "";
+}
+
 }  // namespace lockstep::train

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace lockstep::train {
@@ -24,6 +25,9 @@ ClassRows class_rows(std::string_view who, const at::Tensor& outputs, const at::
 // Weights of `count` samples as float64, on the CPU; undefined stays undefined. Throws ConfigError
 // unless they are finite and not negative.
 at::Tensor sample_weights(std::string_view who, const at::Tensor& weights, at::IntArrayRef samples);
+
+// What a metric's kind() says of its ignore_index.
+std::string ignoring(std::optional<int64_t> ignore_index);
 
 // Calls use(row, target, weight, index) for the samples that count, with pointers to float or
 // double rows, or fault(index, text) for one that has a NaN or a target that is not a class.

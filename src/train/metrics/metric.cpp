@@ -74,7 +74,8 @@ class CountsOfRank : public checkpoint::Stateful {
   CountsOfRank(Metric& metric, const Group& group) : metric_(metric), group_(group) {}
 
   State state(const Names&) const override {
-    return {.pieces = {piece(group_.rank(), packed(metric_.state()))}};
+    return {.pieces = {piece(group_.rank(), packed(metric_.state()))},
+            .values = {{kKind, metric_.kind()}}};
   }
 
   State destination(const Saved& saved, const Names&) override {
@@ -82,6 +83,14 @@ class CountsOfRank : public checkpoint::Stateful {
     State state{.others = {"rank-*"}};
     is_missing_ = saved.tensors.empty();
     if (is_missing_) return this->state({});  // whose pieces the caller finds missing
+    if (saved.values.contains(kKind)) {       // not in those of before 0.1.0
+      const auto kind = checkpoint::value_of<std::string>(saved.values, kKind);
+      if (kind != metric_.kind()) {
+        throw CheckpointError(fmt::format("[{}] the saved counts are those of {}, and this is {}",
+                                          metric_.name(), kind, metric_.kind()));
+      }
+      state.values = {{kKind, kind}};
+    }
     for (int64_t rank = group_.rank(); rank < saved.world; rank += group_.size()) {
       const auto found = saved.tensors.find(name_of(rank));
       if (found == saved.tensors.end()) continue;
@@ -99,6 +108,8 @@ class CountsOfRank : public checkpoint::Stateful {
   }
 
  private:
+  static constexpr const char* kKind = "kind";
+
   static std::string name_of(int64_t rank) { return fmt::format("rank-{}", rank); }
   static Piece piece(int64_t rank, const at::Tensor& counts) {
     Piece piece = checkpoint::whole_piece(name_of(rank), counts);
@@ -122,10 +133,15 @@ void Metric::note_fault(int64_t sample, std::string_view what) {
 }
 
 void Metric::add(const MetricState& state) {
+  if (!state.kind.empty() && state.kind != kind()) {
+    throw ConfigError(fmt::format("[{}] counts of {} cannot be added to those of {}", name(),
+                                  state.kind, kind()));
+  }
   if (!state.sums.empty() && !state_.sums.empty() && state.sums.size() != state_.sums.size()) {
     throw ConfigError(fmt::format("[{}] counts of {} numbers cannot be added to {}", name(),
                                   state.sums.size(), state_.sums.size()));
   }
+  if (state_.kind.empty()) state_.kind = kind();
   state_.sums.resize(std::max(state_.sums.size(), state.sums.size()));
   for (size_t i = 0; i < state.sums.size(); ++i) state_.sums[i] += state.sums[i];
   state_.rows.insert(state_.rows.end(), state.rows.begin(), state.rows.end());

@@ -23,6 +23,8 @@ double loss_of(const Element* row, int64_t target, int64_t classes) {
 
 }  // namespace
 
+std::string Perplexity::kind() const { return name() + ignoring(options_.ignore_index); }
+
 // State: the weighted sum of losses, and of weights.
 void Perplexity::update(const at::Tensor& outputs, const at::Tensor& targets,
                         const at::Tensor& weights) {

@@ -115,6 +115,9 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
   if (given.trace_steps.last != 0 && given.directory.empty()) {
     throw ConfigError("[monitor] trace_steps needs a directory for trace.json");
   }
+  if (given.tensorboard && given.directory.empty()) {
+    throw ConfigError("[monitor] tensorboard needs a directory for its files");
+  }
   state_->step = state_->reported = std::max<int64_t>(given.resumed_at, 0);
   RunStart start{
       .ranks = world.size(),

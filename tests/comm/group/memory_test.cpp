@@ -33,6 +33,13 @@ TEST_P(GroupMemoryOf, OneRankMayFreeWhatTheOthersUse) {
   });
 }
 
+TEST_P(GroupMemoryOf, HasNoNegativeSize) {
+  spawn(GetParam(), [](World& world) {
+    EXPECT_THROW(world.group().empty({-1}), ConfigError);
+    EXPECT_THROW(world.group().shared({2, -1}), ConfigError);
+  });
+}
+
 int64_t mapped_segments() {
   std::ifstream maps("/proc/self/maps");
   int64_t count = 0;

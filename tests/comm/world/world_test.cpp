@@ -220,6 +220,7 @@ TEST(World, RefusesVariablesThatContradictEachOther) {
   expect_refused(with({{"LOCKSTEP_BACKEND", "shm"}, {"LOCKSTEP_PYTHON_PEERS", "1"}}),
                  HasSubstr("gloo only"));
   expect_refused(with({{"LOCKSTEP_TIMEOUT", "0"}}), HasSubstr("LOCKSTEP_TIMEOUT='0'"));
+  expect_refused({{"LOCKSTEP_TLS", "2"}}, HasSubstr("LOCKSTEP_TLS='2'"));
 }
 
 TEST(World, NamesTheRanksThatDoNotCome) {

@@ -1,19 +1,25 @@
 // A module that changes its buffers and is run twice.
 #include "lockstep/parallel/activation_checkpointing.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/lockstep.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
 
 namespace F = torch::nn::functional;
+using ::testing::HasSubstr;
 
 // Spectral normalisation, as PyTorch's: each forward moves the vectors on by one iteration.
 struct SpectralImpl : torch::nn::Module {
@@ -167,6 +173,76 @@ TEST(ActivationCheckpointing, AWeightThatIsUsedOutsideToo) {
     EXPECT_TRUE(at::allclose(net->weight.grad(), usual->weight.grad(), 1e-2, 1e-3))
         << (net->weight.grad() - usual->weight.grad()).abs().max().item<double>();
     EXPECT_TRUE(at::allclose(net->bias.grad(), usual->bias.grad(), 1e-2, 1e-3));
+  });
+}
+
+// Only a part of their gradients would be there, or none.
+TEST(ActivationCheckpointing, GradientsOfChosenParametersInsideAreRefused) {
+  isolated([] {
+    torch::nn::Linear inside(24, 24), outside(24, 24);
+    inside->to(at::kDouble);
+    outside->to(at::kDouble);
+    const ActivationCheckpointing recompute({inside.ptr()});
+    const at::Tensor weight = inside->weight;
+    const auto loss = [&] { return outside(call(inside, rows_of(0, 0))).square().mean(); };
+    const auto backward_of = [](const at::Tensor& of, const at::Tensor& input) {
+      of.backward({}, std::nullopt, false, std::vector{input});
+    };
+    EXPECT_THAT(message_of<ConfigError>([&] { backward_of(loss(), weight); }),
+                HasSubstr("through a module that is recomputed"));
+    EXPECT_THROW(backward_of(loss() + weight.square().sum(), weight), ConfigError);
+    EXPECT_THROW(torch::autograd::grad({loss() + weight.square().sum()}, {weight}), ConfigError);
+    EXPECT_THROW(torch::autograd::grad({loss()}, {weight}, {}, {}, false, true), ConfigError);
+    EXPECT_FALSE(weight.grad().defined());
+    backward_of(loss(), outside->weight);
+    EXPECT_TRUE(outside->weight.grad().defined());
+  });
+}
+
+// A parameter that the loss uses only inside is reached by the second run alone.
+TEST(ActivationCheckpointing, HooksOfParametersRunOnceForEachGradient) {
+  isolated([] {
+    const StatisticsNet net;
+    auto modules = blocks_of(net);
+    modules.push_back(net->first->spectral.ptr());
+    modules.push_back(net.ptr());
+    const ActivationCheckpointing recompute(modules);
+    std::map<std::string, int> defined, all;
+    for (const auto& item : net->named_parameters()) {
+      item.value().register_hook([&, name = item.key()](const at::Tensor& gradient) {
+        ++all[name];
+        defined[name] += gradient.defined();
+      });
+    }
+    const at::Tensor outside = net->second->norm->weight;
+    (call(net, rows_of(0, 0)).square().mean() + outside.square().sum()).backward();
+    for (const auto& item : net->named_parameters()) {
+      const int once = item.value().is_same(outside) ? 2 : 1;
+      EXPECT_EQ(all[item.key()], once) << item.key();
+      EXPECT_EQ(defined[item.key()], once) << item.key();
+    }
+  });
+}
+
+// One that is computed from a tensor that the loss uses, too.
+TEST(ActivationCheckpointing, AParameterThatIsNoLeaf) {
+  struct Scaled : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) { return x * weight; }
+    at::Tensor weight;
+  };
+  isolated([] {
+    const at::Tensor x = rows_of(0, 0);
+    std::vector<at::Tensor> gradients;
+    for (const bool is_recomputed : {false, true}) {
+      const at::Tensor source = at::full({24}, 3, at::kDouble).set_requires_grad(true);
+      const auto net = std::make_shared<Scaled>();
+      net->weight = net->register_parameter("weight", source.square());
+      std::optional<ActivationCheckpointing> recompute;
+      if (is_recomputed) recompute.emplace(std::vector<std::shared_ptr<torch::nn::Module>>{net});
+      (call(net, x).sum() + source.sum()).backward();
+      gradients.push_back(source.grad());
+    }
+    EXPECT_TRUE(at::equal(gradients[0], gradients[1])) << gradients[0] - gradients[1];
   });
 }
 

@@ -1,6 +1,8 @@
 // Learning rates are Python's.
 #include "lockstep/parallel/lr_scheduler.h"
 
+#include <limits>
+
 #include "lockstep/parallel/fused_adam.h"
 #include "parallel/python.h"
 #include "parallel/reference.h"
@@ -227,14 +229,26 @@ TEST(LrScheduler, WhatMakesNoScheduleIsRefused) {
     EXPECT_THROW(one_cycle_lr({.steps = 10, .rising = 0.1}), ConfigError);
     EXPECT_THROW(sequential_lr({step_lr({})}, {3}), ConfigError);
     EXPECT_THROW(sequential_lr({one_cycle_lr({.steps = 30})}, {}), ConfigError);
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_THROW(step_lr({.gamma = kNan}), ConfigError);
+    EXPECT_THROW(multi_step_lr({3}, kNan), ConfigError);
+    EXPECT_THROW(exponential_lr(kNan), ConfigError);
+    EXPECT_THROW(cosine_lr({.lowest_lr = kNan}), ConfigError);
+    EXPECT_THROW(polynomial_lr({.power = -1}), ConfigError);
+    EXPECT_THROW(polynomial_lr({.power = kNan}), ConfigError);
     torch::optim::Adagrad adagrad({torch::zeros({1}).requires_grad_(true)});
     EXPECT_THROW(LrScheduler(adagrad, one_cycle_lr({.steps = 30})), ConfigError);
     auto sgd = two_sgd_groups();
     EXPECT_THROW(ReduceLrOnPlateau(sgd, Group(), {.factor = 1.0}), ConfigError);
     LrScheduler scheduler(sgd, one_cycle_lr({.steps = 30}));
     for (int step = 0; step < 30; ++step) scheduler.step();
+    const double rate = scheduler.lr();
     EXPECT_THROW(scheduler.step(), ConfigError);
     EXPECT_THROW(scheduler.restore({.step = 1, .base_lrs = {0.1}}), ConfigError);
+    EXPECT_THROW(scheduler.restore({.step = 99, .base_lrs = {0.1, 0.2}}), ConfigError);
+    EXPECT_EQ(scheduler.state().step, 30);
+    EXPECT_EQ(scheduler.lr(), rate);
+    EXPECT_THROW(LrScheduler(sgd, Schedule{}), ConfigError);
   });
 }
 

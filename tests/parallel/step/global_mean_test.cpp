@@ -103,6 +103,8 @@ TEST(GlobalMean, NoSampleAnywhereIsRefusedByAllAndANegativeCountAtOnce) {
     EXPECT_THROW(GlobalMean(world.group()).add(-1), ConfigError);
     EXPECT_THROW(global_count(world.group(), -1), ConfigError);
     EXPECT_EQ(global_count(world.group(), 2 + world.rank()), 5);
+    EXPECT_THROW(global_count(world.group(), std::numeric_limits<int64_t>::max()), ConfigError);
+    EXPECT_THROW(global_mean(world.group(), at::zeros({2}), 1), ConfigError);
   });
 }
 

@@ -38,6 +38,7 @@ bool names_a_readable_one(const std::string& directory, const Listing& listing, 
 
 Listing list_checkpoints(const std::string& directory, FileSystem& files) {
   Listing listing;
+  if (!is_there(directory, files)) return listing;
   // As often as a writer may have published one meanwhile and removed what was listed before.
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     listing = {};

@@ -196,6 +196,14 @@ WrittenFile write_safetensors(const std::string& path, std::vector<TensorToWrite
                               FileSystem& files) {
   // Is still in a core's own cache when it is written, after two checksums.
   constexpr size_t kPiece = 256 << 10;
+  for (const auto& tensor : tensors) {
+    if (tensor.name == "__metadata__") {
+      throw CheckpointError(fmt::format(
+          "[checkpoint] {}: a tensor cannot be called __metadata__, which the format keeps for its "
+          "own entry",
+          path));
+    }
+  }
   const std::string header = header_of(tensors, metadata);
   if (static_cast<int64_t>(header.size()) > kMostHeaderBytes) {
     throw CheckpointError(fmt::format(

@@ -25,6 +25,7 @@ class IndexedFiles : public TensorFiles {
   }
 
   TensorBytes read(const std::string& name) override {
+    need(name);
     const Safetensors& file = open_.at(tensors_.at(name).parts[0].file);
     return TensorBytes(file.bytes(file.tensors().at(name)));
   }

@@ -47,6 +47,7 @@ class CheckpointFiles : public TensorFiles {
   const Manifest* manifest() const override { return &checkpoint_.manifest(); }
 
   TensorBytes read(const std::string& name) override {
+    need(name);
     const ManifestTensor& tensor = checkpoint_.manifest().tensors.at(name);
     for (const auto& box : tensor.boxes) checkpoint_.check(name, box);
     const int64_t count = bytes_of(tensors_.at(name));
@@ -82,6 +83,7 @@ class SafetensorsFile : public TensorFiles {
   }
 
   TensorBytes read(const std::string& name) override {
+    need(name);
     return TensorBytes(file_.bytes(file_.tensors().at(name)));
   }
   std::vector<std::string> verify() override { return {}; }
@@ -211,6 +213,11 @@ std::unique_ptr<TensorFiles> open_tensors(const std::string& path, FileSystem& f
   if (names) return open_folder(plain, *names, files);
   if (errno == ENOTDIR) return open_file(plain, files);
   throw_system_error(plain, "cannot be opened");
+}
+
+void TensorFiles::need(const std::string& name) const {
+  if (tensors_.contains(name)) return;
+  throw CheckpointError(fmt::format("[checkpoint] {} has no tensor '{}'", path_, name));
 }
 
 }  // namespace lockstep::checkpoint

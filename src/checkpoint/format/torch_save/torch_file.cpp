@@ -53,6 +53,7 @@ class TorchFile : public TensorFiles {
   }
 
   TensorBytes read(const std::string& name) override {
+    need(name);
     const StoredTensor& stored = tensors_.at(name);
     const PickledTensor& tensor = places_.at(name);
     const int64_t count = bytes_of(stored), width = element_bytes(stored.dtype);

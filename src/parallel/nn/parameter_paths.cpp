@@ -1,0 +1,66 @@
+#include "parallel/nn/parameter_paths.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
+
+namespace lockstep::parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+struct Path : torch::autograd::Function<Path> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor&) { return at::empty({0}); }
+  static variable_list backward(AutogradContext*, const variable_list&) { return {at::Tensor()}; }
+};
+
+// An undefined gradient would still run what it arrives at, with its hooks. Without results the
+// engine goes on to no node, and would wait for this edge where others lead there.
+class EndOfPath : public torch::autograd::FunctionPostHook {
+ public:
+  EndOfPath(std::shared_ptr<const ParameterPaths::Elsewhere> elsewhere, const Node* parameter)
+      : elsewhere_(std::move(elsewhere)), parameter_(parameter) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    return elsewhere_->contains(parameter_) ? outputs : variable_list();
+  }
+
+ private:
+  std::shared_ptr<const ParameterPaths::Elsewhere> elsewhere_;
+  const Node* parameter_;  // the path's node holds it
+};
+
+}  // namespace
+
+ParameterPaths::ParameterPaths(const std::vector<at::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
+    if (!parameter.defined() || !parameter.requires_grad()) continue;
+    // Nodes before one that is computed would wait for what it is never given.
+    tensors_.push_back(
+        Path::apply(parameter.is_leaf() ? parameter : at::empty({0}).set_requires_grad(true)));
+    const auto& path = tensors_.back().grad_fn();
+    path->add_post_hook(std::make_unique<EndOfPath>(elsewhere_, path->next_edge(0).function.get()));
+  }
+}
+
+void ParameterPaths::Elsewhere::find() {
+  nodes_.clear();
+  const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (graph == nullptr) return;
+  for (const Node* node : *graph) {
+    if (is_parameter_path(*node)) continue;
+    for (const auto& edge : node->next_edges()) {
+      if (edge.is_valid() && edge.function->num_outputs() == 0) nodes_.insert(edge.function.get());
+    }
+  }
+}
+
+bool is_parameter_path(const Node& node) {
+  return dynamic_cast<const torch::autograd::CppNode<Path>*>(&node) != nullptr;
+}
+
+}  // namespace lockstep::parallel
