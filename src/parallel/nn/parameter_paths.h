@@ -16,7 +16,7 @@ namespace lockstep::parallel {
 // reached, and its hooks do not run.
 class ParameterPaths {
  public:
-  // Of those that want a gradient, and lead to no other node: paths of others end on the way.
+  // Of those that want a gradient. To one that is computed from other tensors no path leads.
   explicit ParameterPaths(const std::vector<at::Tensor>& parameters);
 
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
