@@ -13,7 +13,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-struct Path : torch::autograd::Function<Path> {
+struct ParameterPath : torch::autograd::Function<ParameterPath> {
   static at::Tensor forward(AutogradContext*, const at::Tensor&) { return at::empty({0}); }
   static variable_list backward(AutogradContext*, const variable_list&) { return {at::Tensor()}; }
 };
@@ -40,8 +40,8 @@ ParameterPaths::ParameterPaths(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     if (!parameter.defined() || !parameter.requires_grad()) continue;
     // Nodes before one that is computed would wait for what it is never given.
-    tensors_.push_back(
-        Path::apply(parameter.is_leaf() ? parameter : at::empty({0}).set_requires_grad(true)));
+    tensors_.push_back(ParameterPath::apply(
+        parameter.is_leaf() ? parameter : at::empty({0}).set_requires_grad(true)));
     const auto& path = tensors_.back().grad_fn();
     path->add_post_hook(std::make_unique<EndOfPath>(elsewhere_, path->next_edge(0).function.get()));
   }
@@ -60,7 +60,7 @@ void ParameterPaths::Elsewhere::find() {
 }
 
 bool is_parameter_path(const Node& node) {
-  return dynamic_cast<const torch::autograd::CppNode<Path>*>(&node) != nullptr;
+  return dynamic_cast<const torch::autograd::CppNode<ParameterPath>*>(&node) != nullptr;
 }
 
 }  // namespace lockstep::parallel
