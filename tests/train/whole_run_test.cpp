@@ -45,7 +45,7 @@ struct Found {
   RunState state;
 };
 
-Found trained(World& world, train::TrainerOptions options, int64_t stop = -1) {
+Found whole_run(World& world, train::TrainerOptions options, int64_t stop = -1) {
   torch::manual_seed(1);
   TrainNet net;
   const auto samples = test::train_samples(80);
@@ -67,17 +67,17 @@ train::TrainerOptions line_to_zero(const std::string& directory) {
 TEST(OtherRanks, AScheduleOverTheRunEndsWithIt) {
   const Folder folder;
   spawn(2, [&](World& world) {  // 8 steps an epoch
-    EXPECT_THAT(trained(world, line_to_zero(folder / "run"), 8).rates,
+    EXPECT_THAT(whole_run(world, line_to_zero(folder / "run"), 8).rates,
                 ElementsAre(1.0, 15 / 16.0, 14 / 16.0, 13 / 16.0, 12 / 16.0, 11 / 16.0, 10 / 16.0,
                             9 / 16.0));
   });
   spawn(4, [&](World& world) {  // 4 steps an epoch
-    const auto found = trained(world, line_to_zero(folder / "run"), 10);
+    const auto found = whole_run(world, line_to_zero(folder / "run"), 10);
     EXPECT_THAT(found.rates, ElementsAre(0.5, 0.375));
     EXPECT_EQ(found.state.steps, 12);
   });
   spawn(1, [&](World& world) {  // 16 steps an epoch, of which the first half is made
-    const auto found = trained(world, line_to_zero(folder / "run"));
+    const auto found = whole_run(world, line_to_zero(folder / "run"));
     EXPECT_THAT(found.rates, ElementsAre(0.25, 7 / 32.0, 6 / 32.0, 5 / 32.0, 4 / 32.0, 3 / 32.0,
                                          2 / 32.0, 1 / 32.0));
     EXPECT_EQ(found.state.step, 18);
@@ -92,9 +92,9 @@ TEST(OtherRanks, AScheduleOverANumberOfStepsCountsThem) {
     all.max_steps = 4;
     return all;
   };
-  spawn(2, [&](World& world) { trained(world, options(), 2); });
+  spawn(2, [&](World& world) { whole_run(world, options(), 2); });
   spawn(1, [&](World& world) {
-    EXPECT_THAT(trained(world, options()).rates, ElementsAre(0.5, 0.25));
+    EXPECT_THAT(whole_run(world, options()).rates, ElementsAre(0.5, 0.25));
   });
 }
 
@@ -113,15 +113,15 @@ TEST(OtherRanks, ARateThatFollowsAMetricIsScaledByThem) {
         .saving = {.directory = folder / "run"}};
   };
   spawn(2, [&](World& world) {  // 2 steps an epoch; the second epoch's end halves the rate
-    EXPECT_THAT(trained(world, options(2)).rates, ElementsAre(0.02, 0.02, 0.02, 0.02));
+    EXPECT_THAT(whole_run(world, options(2)).rates, ElementsAre(0.02, 0.02, 0.02, 0.02));
   });
   spawn(1, [&](World& world) {
-    EXPECT_THAT(trained(world, options(3)).rates, ElementsAre(0.005, 0.005, 0.005, 0.005));
+    EXPECT_THAT(whole_run(world, options(3)).rates, ElementsAre(0.005, 0.005, 0.005, 0.005));
   });
   spawn(1, [&](World& world) {  // halved twice by now, and of another rate
     auto slower = options(4);
     slower.optimizer = train::sgd({.lr = 0.004});
-    EXPECT_THAT(trained(world, slower).rates, ElementsAre(0.001, 0.001, 0.001, 0.001));
+    EXPECT_THAT(whole_run(world, slower).rates, ElementsAre(0.001, 0.001, 0.001, 0.001));
   });
 }
 
