@@ -62,7 +62,8 @@ again, get what was read. An edit counts from the next start on, and the file ma
 has the flags that override the section `launch` (`--nproc-per-node`).
 
 For `model`, `data`, `optimizer`, `schedule`, `weight_average` and `mixed_precision` a single word
-gives the kind (for mixed precision the dtype): `optimizer: sgd`. A key of one kind is an error with another kind.
+gives the kind (for mixed precision the dtype): `optimizer: sgd`. A key of one kind is an error with
+another kind.
 
 ## Programs with their own models
 
