@@ -19,7 +19,8 @@ using test::in_a_child;
 TEST(GlooWorker, ThreadsAreUsedAgain) {
   std::set<pid_t> threads;
   for (int i = 0; i < 1000; ++i) Worker::run_apart([&] { threads.insert(gettid()); })->wait();
-  EXPECT_LE(threads.size(), 10);
+  // With those of tests before, and those that were not back yet when the next task came.
+  EXPECT_LE(threads.size(), 100);
 }
 
 TEST(GlooWorker, TasksThatWaitForEachOtherRunAtOnce) {
