@@ -13,6 +13,7 @@
 
 namespace lockstep::parallel {
 
+// How a WeightAverage averages. The same on all ranks.
 struct WeightAverageOptions {
   // average = decay * average + (1 - decay) * weights, from 0 to 1. Nothing: the plain mean of all
   // weights that were averaged, as SWA has it.
@@ -23,6 +24,8 @@ struct WeightAverageOptions {
   int64_t every = 1;
 };
 
+// Averages of a model's weights:
+//
 //   WeightAverage average(net->parameters());         // fsdp.parameters() with an Fsdp
 //   ... optimizer.step(); average.update();           // after each step
 //   {
@@ -62,7 +65,9 @@ class WeightAverage {
   // Gives the weights their values back at its end, whatever was written to them meanwhile.
   class Applied {
    public:
+    // Gives them back.
     ~Applied();
+    // The other gives nothing back.
     Applied(Applied&& other) noexcept
         : average_(std::exchange(other.average_, nullptr)), before_(std::move(other.before_)) {}
     Applied& operator=(Applied&&) = delete;
@@ -76,6 +81,7 @@ class WeightAverage {
   // The weights have the average's values while the result lives; that takes memory for a copy of
   // the weights. Between two steps: not between a forward and its backward. Throws as update().
   [[nodiscard]] Applied apply();
+  // Whether an apply() has not ended.
   bool is_applied() const { return is_applied_; }
 
  private:
