@@ -49,13 +49,18 @@ struct CheckedEvery : Feature {
   explicit CheckedEvery(const Part& part) : seed(part.seed) {}
   static bool applies(const Program&) { return true; }
   void plan(Training& training) override {
-    // A norm with gradients that are not alike makes ranks drift apart, which would be found.
-    if (training.program.has("ignore") && training.program.has("clip_norm")) return;
-    training.options.check_same_every = Random(seed).between(1, 3);
+    if (!drift_apart(training.program)) {
+      training.options.check_same_every = Random(seed).between(1, 3);
+    }
   }
   void begin(Training& training) override {
-    if (training.alone || !Random(seed + 1).chance(0.5)) return;
+    // The first pass after refresh() compares, too.
+    if (training.alone || drift_apart(training.program) || !Random(seed + 1).chance(0.5)) return;
     for (auto& model : training.lanes[0].models) model.ddp->include_in_check(*model.optimizer);
+  }
+  // A norm with gradients that are not alike does that to ranks, and it would be found.
+  static bool drift_apart(const Program& program) {
+    return program.has("ignore") && program.has("clip_norm");
   }
   uint64_t seed;
 };
