@@ -18,4 +18,9 @@ int64_t bytes_of(const StoredTensor& tensor) {
   return element_bytes(tensor.dtype) * elements(tensor.sizes);
 }
 
+void TensorFiles::need(const std::string& name) const {
+  if (tensors_.contains(name)) return;
+  throw CheckpointError(fmt::format("[checkpoint] {} has no tensor '{}'", path_, name));
+}
+
 }  // namespace lockstep::checkpoint

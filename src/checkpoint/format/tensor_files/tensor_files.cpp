@@ -215,9 +215,4 @@ std::unique_ptr<TensorFiles> open_tensors(const std::string& path, FileSystem& f
   throw_system_error(plain, "cannot be opened");
 }
 
-void TensorFiles::need(const std::string& name) const {
-  if (tensors_.contains(name)) return;
-  throw CheckpointError(fmt::format("[checkpoint] {} has no tensor '{}'", path_, name));
-}
-
 }  // namespace lockstep::checkpoint
