@@ -204,32 +204,35 @@ def test_slurms_sample_script(folder):
         assert re.search(r"^\[rank 0\] 4 ranks on 2 hosts", out.read_text(), re.MULTILINE), out.read_text()
 
 
+def await_log(log, pattern, count=1):
+    """What the file has of the pattern, when that is as often as `count`."""
+    for _ in range(LIMIT_S * 20):
+        text = log.read_text() if log.exists() else ""
+        found = re.findall(pattern, text, re.MULTILINE)
+        if len(found) >= count:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+
 def test_slurms_preemption_notice_and_requeue(folder):
     log = pathlib.Path(folder) / "out"
     script = pathlib.Path(folder) / "batch"
     script.write_text(f"#!/bin/sh\nexec srun {BIN}/lockstep run --nproc-per-node 2 "
                       f"sh -c 'echo attempt ${{SLURM_RESTART_COUNT:-0}}; exec {BIN}/test_launch rank preempted'\n")
 
-    def await_log(pattern, count):
-        for _ in range(LIMIT_S * 20):
-            text = log.read_text() if log.exists() else ""
-            if len(re.findall(pattern, text)) >= count:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
-
     with Cluster(folder) as cluster:
         submitted = cluster.client("sbatch", "-N1", "-n1", "--requeue", "--open-mode=append", "-o", log, script)
         job = submitted.expect(out=r"job (\d+)").group(1)
-        await_log("ready", 2)
+        await_log(log, "ready", 2)
         # The nodes are taken away: the ranks save, and the job comes back by itself.
         cluster.client("scontrol", "requeue", job).expect()
-        await_log("saved on SIGTERM", 2)
-        await_log("attempt 1", 2)
-        await_log("ready", 4)
+        await_log(log, "saved on SIGTERM", 2)
+        await_log(log, "attempt 1", 2)
+        await_log(log, "ready", 4)
         # What --signal=USR1@60 does a minute before the time limit.
         cluster.client("scancel", "--signal=USR1", job).expect()
-        await_log("saved on SIGUSR1", 2)
+        await_log(log, "saved on SIGUSR1", 2)
 
 
 def test_a_suspended_job_over_two_hosts_says_that_it_did_not_run(folder):
@@ -239,36 +242,19 @@ def test_a_suspended_job_over_two_hosts_says_that_it_did_not_run(folder):
                       f"exec srun {BIN}/lockstep run --rdzv-conf heartbeat_timeout=1,keep_alive_interval=0.2 "
                       "sh -c 'echo here; exec sleep 1000'\n")
 
-    def await_log(pattern, count):
-        for _ in range(LIMIT_S * 20):
-            text = log.read_text() if log.exists() else ""
-            if len(re.findall(pattern, text)) >= count:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
-
     with Cluster(folder) as cluster:
         submitted = cluster.client("sbatch", "-N2", "--ntasks-per-node=1", "-o", log, script)
         job = submitted.expect(out=r"job (\d+)").group(1)
-        await_log("here", 2)
+        await_log(log, "here", 2)
         cluster.client("scontrol", "suspend", job).expect()
         time.sleep(3)  # longer than the hosts wait for each other
         cluster.client("scontrol", "resume", job).expect()
-        await_log(r"this launcher did not run for \d+\.\d s \(stopped by scontrol suspend", 2)
-        await_log(r"no answer for 1 s|was lost", 1)
+        await_log(log, r"this launcher did not run for \d+\.\d s \(stopped by scontrol suspend", 2)
+        await_log(log, r"no answer for 1 s|was lost", 1)
 
 
 def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
     log = pathlib.Path(folder) / "out"
-
-    def await_log(pattern, count=1):
-        for _ in range(LIMIT_S * 20):
-            text = log.read_text() if log.exists() else ""
-            found = re.findall(pattern, text, re.MULTILINE)
-            if len(found) >= count:
-                return int(found[-1])
-            time.sleep(0.05)
-        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
 
     with Cluster(folder) as cluster:
         runs = pathlib.Path(folder) / "runs"
@@ -276,29 +262,20 @@ def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
                                    "--directory", runs, "--steps", 10**9, "--save-every", 1000,
                                    PATH=f"{BIN}:{os.environ['PATH']}", RANKS="2")
         job = submitted.expect(out=r"job (\d+)").group(1)
-        await_log(r"^\[rank 0\] starts at step (\d+)")
+        await_log(log, r"^\[rank 0\] starts at step (\d+)")
         # What Slurm does before the time limit: every rank gets it, sooner or later.
         cluster.client("scancel", "--signal=USR1", job).expect()
-        left = await_log(r"saved and leaves after step (\d+)")
-        assert await_log(r"resumes at step (\d+)") == left, log.read_text()
+        left = int(await_log(log, r"saved and leaves after step (\d+)")[-1])
+        assert int(await_log(log, r"resumes at step (\d+)")[-1]) == left, log.read_text()
         # The job is taken away: SIGTERM.
         cluster.client("scontrol", "requeue", job).expect()
-        again = await_log(r"saved and leaves after step (\d+)", 2)
-        assert again > left and await_log(r"resumes at step (\d+)", 2) == again, log.read_text()
+        again = int(await_log(log, r"saved and leaves after step (\d+)", 2)[-1])
+        assert again > left and int(await_log(log, r"resumes at step (\d+)", 2)[-1]) == again, log.read_text()
         cluster.client("scancel", job).expect()
 
 
 def test_of_a_job_array_the_preempted_task_alone_is_requeued(folder):
     runs = pathlib.Path(folder)
-
-    def await_log(task, pattern, count=1):
-        log = runs / f"out{task}"
-        for _ in range(LIMIT_S * 20):
-            text = log.read_text() if log.exists() else ""
-            if len(re.findall(pattern, text, re.MULTILINE)) >= count:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
 
     with Cluster(folder) as cluster:
         script = runs / "batch"
@@ -309,12 +286,12 @@ def test_of_a_job_array_the_preempted_task_alone_is_requeued(folder):
                                    runs / "out%a", script, PATH=f"{BIN}:{os.environ['PATH']}", RANKS="1")
         job = submitted.expect(out=r"job (\d+)").group(1)
         for task in (0, 1):
-            await_log(task, r"starts at step \d+")
+            await_log(runs / f"out{task}", r"starts at step \d+")
         # The array's last task has the array's own id.
         last = f"{job}_1"
         cluster.client("scontrol", "show", "job", last).expect(out=rf"JobId={job} ArrayJobId={job}")
         cluster.client("scancel", "--signal=USR1", last).expect()
-        await_log(1, r"resumes at step \d+")
+        await_log(runs / "out1", r"resumes at step \d+")
         cluster.client("scontrol", "show", "job", f"{job}_0").expect(out=r"Restarts=0")
         assert "resumes" not in (text := (runs / "out0").read_text()) and "saved" not in text, text
         cluster.client("scancel", job).expect()
