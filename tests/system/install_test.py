@@ -159,7 +159,7 @@ def test_a_project_with_the_sources_in_it(folder):
 
 
 def test_flags_of_a_project_with_the_sources_in_it(folder):
-    """Checks of what is finite stay, and names are exported, whatever the project's own code is compiled with."""
+    """isfinite() works and symbols are exported, whatever compiler flags the outer project has."""
     build = folder + "/build"
     with_sources(build, "lockstep", "-DCMAKE_CXX_FLAGS=-ffast-math", "-DCMAKE_CXX_VISIBILITY_PRESET=hidden",
                  "-DCMAKE_VISIBILITY_INLINES_HIDDEN=ON").expect()

@@ -62,12 +62,13 @@ class WeightAverage {
   // The average of each of the weights given, in their order: to be read.
   const std::vector<at::Tensor>& averages() const { return given_; }
 
-  // Gives the weights their values back at its end, whatever was written to them meanwhile.
+  // A guard: its destructor restores the weights' values from before apply(). What was written to
+  // the weights in between is lost.
   class Applied {
    public:
-    // Gives them back.
+    // Restores the values.
     ~Applied();
-    // The other gives nothing back.
+    // The one that was moved from restores nothing.
     Applied(Applied&& other) noexcept
         : average_(std::exchange(other.average_, nullptr)), before_(std::move(other.before_)) {}
     Applied& operator=(Applied&&) = delete;

@@ -56,7 +56,8 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
     if (const auto end = fate(peer)) {
       said.push_back(fmt::format("{} {}", name(peer), *end));
     } else if (!notice) {
-      if (launcher_status_->is_explained()) continue;  // the job ends: nobody answers
+      if (launcher_status_->is_explained())
+        continue;  // the launcher is ending the job, so peers do not reply
       said.push_back(name(peer) +
                      " did not answer: it is outside this group's calls, or has ended");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {

@@ -7,7 +7,6 @@
 
 #include "checkpoint/part_of.h"
 #include "lockstep/checkpoint/stateful.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -201,7 +201,7 @@ TEST(LaunchersWord, IsQuotedOnEveryTransport) {
   }
 }
 
-// Why nobody answers is known.
+// The launcher has given the reason, so the error does not guess why peers do not reply.
 TEST(LaunchersWord, IsNotFollowedByAGuessAtTheOtherRanks) {
   PretendLauncher launcher(2);
   spawn(2,
