@@ -47,16 +47,33 @@ ParameterPaths::ParameterPaths(const std::vector<at::Tensor>& parameters) {
   }
 }
 
+// Once for all nodes of a backward pass: a look at the whole graph for each would take time
+// quadratic in their number.
 void ParameterPaths::Elsewhere::find() {
-  nodes_.clear();
-  const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (graph == nullptr) return;
-  for (const Node* node : *graph) {
-    if (is_parameter_path(*node)) continue;
-    for (const auto& edge : node->next_edges()) {
-      if (edge.is_valid() && edge.function->num_outputs() == 0) nodes_.insert(edge.function.get());
+  static thread_local struct {
+    int graph_task = -1;
+    std::weak_ptr<const Nodes> nodes;
+  } last;
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  if (last.graph_task == graph_task) {
+    if (auto nodes = last.nodes.lock()) {
+      nodes_ = std::move(nodes);
+      return;
     }
   }
+  const auto found = std::make_shared<Nodes>();
+  if (const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph()) {
+    for (const Node* node : *graph) {
+      if (is_parameter_path(*node)) continue;
+      for (const auto& edge : node->next_edges()) {
+        if (edge.is_valid() && edge.function->num_outputs() == 0) {
+          found->insert(edge.function.get());
+        }
+      }
+    }
+  }
+  nodes_ = found;
+  last = {graph_task, found};
 }
 
 bool is_parameter_path(const Node& node) {

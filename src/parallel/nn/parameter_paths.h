@@ -26,10 +26,11 @@ class ParameterPaths {
   class Elsewhere {
    public:
     void find();
-    bool contains(const torch::autograd::Node* node) const { return nodes_.contains(node); }
+    bool contains(const torch::autograd::Node* node) const { return nodes_->contains(node); }
 
    private:
-    std::unordered_set<const torch::autograd::Node*> nodes_;
+    using Nodes = std::unordered_set<const torch::autograd::Node*>;
+    std::shared_ptr<const Nodes> nodes_ = std::make_shared<Nodes>();
   };
   const std::shared_ptr<Elsewhere>& elsewhere() const { return elsewhere_; }
 

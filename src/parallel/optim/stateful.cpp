@@ -183,19 +183,17 @@ std::shared_ptr<Stateful> stateful(GradScaler& scaler) {
 }
 
 std::shared_ptr<Stateful> stateful(LrScheduler& scheduler) {
+  const auto state_of = [](const Values& values) {
+    return LrSchedulerState{value_of<int64_t>(values, "step"),
+                            value_of<std::vector<double>>(values, "base_lrs")};
+  };
   return stateful_values(
       [&scheduler] {
         const LrSchedulerState state = scheduler.state();
         return Values{{"step", state.step}, {"base_lrs", state.base_lrs}};
       },
-      [&scheduler](const Values& values) {
-        scheduler.restore(
-            {value_of<int64_t>(values, "step"), value_of<std::vector<double>>(values, "base_lrs")});
-      },
-      [&scheduler](const Values& values) {
-        scheduler.check(
-            {value_of<int64_t>(values, "step"), value_of<std::vector<double>>(values, "base_lrs")});
-      });
+      [&scheduler, state_of](const Values& values) { scheduler.restore(state_of(values)); },
+      [&scheduler, state_of](const Values& values) { scheduler.check(state_of(values)); });
 }
 
 std::shared_ptr<Stateful> stateful(ReduceLrOnPlateau& scheduler) {

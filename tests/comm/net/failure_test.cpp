@@ -181,16 +181,18 @@ TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
 }
 
 // As when another host was lost: no rank of this one has ended.
+void lose_host2(PretendLauncher& launcher) {
+  launcher.control.explain("host2 was lost");
+  launcher.control.report_failure();
+}
+
 TEST(LaunchersWord, IsQuotedOnEveryTransport) {
   for (const std::string backend : {"shm", "tcp", "gloo"}) {
     PretendLauncher launcher(2);
     spawn(2,
           [&](World& world) {
             world.group().barrier().wait();
-            if (world.rank() == 1) {
-              launcher.control.explain("host2 was lost");
-              launcher.control.report_failure();
-            }
+            if (world.rank() == 1) lose_host2(launcher);
             const std::string error = message_of<CommError>([&] {
               if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
               world.group().all_reduce(at::ones({4})).wait();
@@ -208,8 +210,7 @@ TEST(LaunchersWord, IsNotFollowedByAGuessAtTheOtherRanks) {
         [&](World& world) {
           world.group().barrier().wait();
           if (world.rank() == 1) {
-            launcher.control.explain("host2 was lost");
-            launcher.control.report_failure();
+            lose_host2(launcher);
             return;
           }
           const std::string error =
@@ -230,8 +231,7 @@ TEST(LaunchersWord, EndsAStart) {
                    message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); });
                if (rank == 1) {
                  EXPECT_THAT(error, HasSubstr("GLOO_SOCKET_IFNAME"));
-                 launcher.control.explain("host2 was lost");
-                 launcher.control.report_failure();
+                 lose_host2(launcher);
                  return;
                }
                EXPECT_THAT(error, HasSubstr("was aborted (host2 was lost)"));
