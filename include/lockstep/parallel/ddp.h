@@ -126,7 +126,9 @@ class [[nodiscard]] Hold {
 // average with the others, whose deadline then passes with an error that names it. A backward()
 // inside another (re-entrant checkpointing) belongs to the outer one.
 //
-// Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep.
+// Gradients are aliases of the buckets. One that is kept after it was cleared (kept = p.grad();
+// zero_grad()) keeps its values, as in one process; views and detach() of it the next backward
+// overwrites: clone those.
 // They carry no history: after backward(create_graph = true) they cannot be differentiated;
 // torch::autograd::grad() is not affected. A gradient that was replaced is copied in; one of
 // another dtype, size or device is refused. optimizer.zero_grad() is fine, with set_to_none and

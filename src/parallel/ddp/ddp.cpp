@@ -209,7 +209,7 @@ void Ddp::zero_grad() {
 }
 
 Hold Ddp::hold() {
-  if (state_->reducer) state_->reducer->buckets().take_out_misplaced(state_->parameters);
+  if (state_->reducer) state_->reducer->make_room();
   return Hold(state_->holds);
 }
 

@@ -292,7 +292,7 @@ void UnitFlat::clear_absent() {
 }
 
 void UnitFlat::prepare_average() {
-  if (!average_.defined()) {
+  if (!average_.defined() || others_have_averages()) {
     average_ = plan_.memory_of_shards(own_.size(), options_of(layout_.dtype()));
   }
   if (shard_.device() != device()) {
@@ -302,6 +302,15 @@ void UnitFlat::prepare_average() {
         averages_in_place() ? average_ : plan_.memory_of_shards(own_.size(), options_of(reduce_));
   }
   second_ = false;
+}
+
+bool UnitFlat::others_have_averages() const {
+  size_t own = 1;
+  for (const at::Tensor& leaf : leaves_) {
+    const at::Tensor& gradient = leaf.grad();
+    if (gradient.defined() && gradient.has_storage() && gradient.is_alias_of(average_)) ++own;
+  }
+  return average_.storage().use_count() > own;
 }
 
 bool UnitFlat::averages_in_place() const {

@@ -154,6 +154,8 @@ class UnitFlat {
     return at::TensorOptions(dtype).device(device());
   }
   void prepare_average();
+  // Whether somebody keeps a gradient that a leaf had, with its values.
+  bool others_have_averages() const;
   bool averages_in_place() const;
   void bring_to_shard();
 

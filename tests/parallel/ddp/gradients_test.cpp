@@ -132,6 +132,58 @@ TEST(DdpGradients, AGradientGivenToAnotherParameterUnderHold) {
   });
 }
 
+// As programs do that combine the gradients of several tasks.
+TEST(DdpGradients, ThoseThatAreKeptKeepTheirValues) {
+  for (const bool accumulate : {false, true}) {
+    spawn(2, [&](World& world) {
+      torch::nn::Module net;
+      const at::Tensor a = net.register_parameter("a", torch::ones({100}));
+      const at::Tensor b = net.register_parameter("b", torch::ones({7}));
+      Ddp ddp(net, world.group());
+      std::vector<at::Tensor> kept;
+      for (int task = 1; task < 5; ++task) {
+        ddp.zero_grad();
+        if (accumulate) {
+          auto hold = ddp.hold();
+          (a.sum() + b.sum()).backward();
+        }
+        (a.sum() * task * (world.rank() + 1) + b.sum()).backward();
+        kept.push_back(a.grad());
+        // Not cleared: the next backward() adds to it, as in one process.
+        if (task == 4) (a.sum() * 100).backward();
+      }
+      const double first = accumulate ? 1 : 0;
+      for (int task = 1; task < 5; ++task) {
+        expect_equal({kept[task - 1]},
+                     {at::full({100}, first + 1.5 * task + (task == 4 ? 100 : 0))});
+      }
+    });
+  }
+}
+
+TEST(DdpGradients, ThoseOfAnotherModelKeepTheirValues) {
+  spawn(2, [](World& world) {
+    torch::nn::Module net, other;
+    const at::Tensor a = net.register_parameter("a", torch::ones({100}));
+    const at::Tensor ignored = net.register_parameter("ignored", torch::ones({100}));
+    const at::Tensor b = other.register_parameter("b", torch::ones({100}));
+    Ddp ddp(net, world.group(), {.ignore = {"ignored"}}), second(other, world.group());
+    for (int step = 1; step < 4; ++step) {
+      (a.sum() * step).backward();
+      ignored.mutable_grad() = a.grad();
+      a.mutable_grad().reset();
+      (a.sum() * 10).backward();
+      b.mutable_grad() = a.grad();
+      a.mutable_grad().reset();
+      (a.sum() * 20).backward();
+      b.sum().backward();
+      expect_equal({ignored.grad(), b.grad(), a.grad()},
+                   {at::full({100}, 1.0 * step), at::full({100}, 11.0), at::full({100}, 20.0)});
+      a.mutable_grad().reset();
+    }
+  });
+}
+
 TEST(DdpGradients, AGradientFromBeforeDdpCounts) {
   spawn(2, [](World& world) {
     Mlp net;

@@ -144,6 +144,26 @@ TEST(FsdpCleared, BeforeTheLanesOfAStep) {
   });
 }
 
+TEST(FsdpCleared, WhatSomebodyKeepsStaysAsItWas) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Tower net;
+    Fsdp fsdp(net, world.group(), of_blocks(net, options));
+    const auto leaves = fsdp.parameters();
+    std::vector<at::Tensor> kept, values;
+    for (int step = 0; step < 4; ++step) {
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        at::Tensor& gradient = leaves[i].mutable_grad();
+        if (!gradient.defined() || (step == 2 && i % 2 == 0)) continue;  // that one is added to
+        kept.push_back(gradient.detach());
+        values.push_back(gradient.clone());
+        gradient.reset();
+      }
+      tower_loss(net, world.rank(), step).backward();
+    }
+    for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], values[i])) << i;
+  });
+}
+
 TEST(FsdpCleared, ClippingSeesIt) {
   on_both([](World& world, const FsdpOptions& options) {
     Tower net;

@@ -63,6 +63,7 @@ const std::vector<FeatureKind>& all_features() {
     add_input_features(made);
     add_lane_features(made);
     add_lifetime_features(made);
+    add_memory_features(made);
     add_optimizer_features(made);
     add_sharding_features(made);
     return made;

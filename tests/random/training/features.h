@@ -44,6 +44,7 @@ void add_gradient_features(std::vector<FeatureKind>& kinds);
 void add_input_features(std::vector<FeatureKind>& kinds);
 void add_lane_features(std::vector<FeatureKind>& kinds);
 void add_lifetime_features(std::vector<FeatureKind>& kinds);
+void add_memory_features(std::vector<FeatureKind>& kinds);
 void add_optimizer_features(std::vector<FeatureKind>& kinds);
 void add_sharding_features(std::vector<FeatureKind>& kinds);
 

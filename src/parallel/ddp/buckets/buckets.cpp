@@ -86,7 +86,7 @@ Buckets::Buckets(const Group& group, const std::vector<Named>& parameters, Assig
       const Named& parameter = parameters[members[i]];
       bucket_of_[members[i]] = index;
       views_[members[i]] = alias(elements, layout, i, parameter.tensor);
-      bucket.gradients.push_back(views_[members[i]]);
+      bucket.gradients.push_back(views_[members[i]].detach());
       bucket.parameters.push_back(parameter.tensor);
       bucket.names.push_back(parameter.name);
     }
@@ -102,14 +102,24 @@ bool Buckets::holds(const at::Tensor& gradient, size_t index) const {
           gradient.strides() == own.strides());
 }
 
-void Buckets::take_out_misplaced(const std::vector<Named>& parameters) const {
+void Buckets::make_room(const std::vector<Named>& parameters,
+                        const std::vector<at::Tensor>& others) {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < views_.size(); ++i) {
-    const at::Tensor& gradient = parameters[i].tensor.grad();
-    if (!gradient.defined() || !gradient.has_storage() || holds(gradient, i)) continue;
+  const auto take_out = [&](const at::Tensor& parameter) {
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined() || !gradient.has_storage()) return;
     const auto is_there = [&](const at::Tensor& flat) { return gradient.is_alias_of(flat); };
-    if (std::ranges::any_of(flats_, is_there))
-      parameters[i].tensor.mutable_grad() = gradient.clone();
+    if (std::ranges::any_of(flats_, is_there)) parameter.mutable_grad() = gradient.clone();
+  };
+  for (const at::Tensor& other : others) take_out(other);
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const at::Tensor& parameter = parameters[i].tensor;
+    if (parameter.grad().defined() && holds(parameter.grad(), i)) continue;
+    take_out(parameter);
+    if (views_[i].use_count() == 1) continue;
+    const at::Tensor kept = views_[i];
+    views_[i] = kept.detach();
+    kept.set_data(kept.clone());
   }
 }
 

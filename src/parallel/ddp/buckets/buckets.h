@@ -43,9 +43,11 @@ class Buckets {
   // Makes the parameter's gradient the view, copying it in if it was another tensor. It must be
   // defined and dense.
   void adopt(const at::Tensor& parameter, size_t index) const;
-  // Gives gradients that lie in a bucket, but elsewhere than their parameters' views, memory of
-  // their own, before another gradient is written there.
-  void take_out_misplaced(const std::vector<Named>& parameters) const;
+  // Before gradients are written: what else lies in the buckets gets memory of its own. That is
+  // what lies elsewhere than in its parameter's view, gradients of the `others` (tensors that no
+  // bucket has), and those that parameters had and somebody keeps, who in one process would keep
+  // their values.
+  void make_room(const std::vector<Named>& parameters, const std::vector<at::Tensor>& others);
   // Whether the gradient's memory is the view.
   bool holds(const at::Tensor& gradient, size_t index) const;
 
@@ -54,7 +56,7 @@ class Buckets {
   std::vector<size_t> bucket_of_;
   std::vector<at::Tensor> flats_;
   std::vector<Bucket> buckets_;
-  std::vector<at::Tensor> views_;
+  std::vector<at::Tensor> views_;  // which nobody else has but their parameters, as gradients
   at::Tensor flags_;
 };
 

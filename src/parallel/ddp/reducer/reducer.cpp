@@ -10,6 +10,7 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
+#include <unordered_set>
 #include <utility>
 
 #include "comm/transport.h"
@@ -65,6 +66,13 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       join_(group, dense_ + sparse.size()),
       schedule_(dense_ + sparse.size()) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
+  std::unordered_set<const void*> in_buckets;
+  for (size_t i = 0; i < dense_; ++i)
+    in_buckets.insert(parameters_[i].tensor.unsafeGetTensorImpl());
+  others_ = module.module().tensors();
+  std::erase_if(others_, [&](const at::Tensor& tensor) {
+    return in_buckets.contains(tensor.unsafeGetTensorImpl());
+  });
   held_.resize(parameters_.size());
   flags_ = UsageFlags(buckets_.flags(), flag_counts_);
   if (plan_) {
@@ -187,7 +195,7 @@ void Reducer::abandon() {
 
 void Reducer::begin() {
   finish_abandoned();
-  buckets_.take_out_misplaced(parameters_);
+  make_room();
   completed_ = 0;
   unreached_.clear();
   schedule_.begin(buckets_.assignment());

@@ -67,6 +67,8 @@ class Reducer : public GradientListener,
   void end_lanes() override;
 
   const Buckets& buckets() const { return buckets_; }
+  // Before a backward() under hold(), which no other part of this sees.
+  void make_room() { buckets_.make_room(parameters_, others_); }
   bool rebuilt() const { return rebuilt_; }
   // Gradients were made undefined: forgets what was accumulated under hold(). More such calls
   // between two passes than before mean that this rank skipped a batch; the number of the next pass
@@ -163,6 +165,7 @@ class Reducer : public GradientListener,
 
   Group group_;
   std::vector<Named> parameters_;
+  std::vector<at::Tensor> others_;  // the module's, which no bucket has
   size_t dense_;  // how many of them
   DdpOptions options_;
   AttachedModule& module_;
