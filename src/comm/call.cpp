@@ -91,7 +91,7 @@ void multiply(Request& request, int rank, Copies& copies) {
   at::Tensor& output = request.outputs.front();
   const at::Tensor target = output.detach();
   if (request.what == Collective::AllReduce) {
-    const at::NoGradGuard no_grad;
+    const WritesAnything allowed;
     target.copy_(multiplied(target, request.factor));
   } else {
     // Only the root's tensor changes.
@@ -141,7 +141,7 @@ class CopyBack : public Pending {
     return true;
   }
   void copy() {
-    const at::NoGradGuard no_grad;
+    const WritesAnything allowed;
     for (auto& [target, source] : copies_) target.copy_(source);
   }
   bool advance() override { return work_.is_completed(); }
@@ -218,8 +218,8 @@ Work together(Transport& transport, Uses uses, std::vector<Work> works,
 Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor& input,
                 std::optional<c10::Stream> stream) {
   const Current current(stream);
-  const at::NoGradGuard no_grad;
   transport.unfinished()->finish_before(uses_of({input}, {output}));
+  const WritesAnything allowed;
   output.detach().copy_(separate(input, output).detach().reshape(output.sizes()));
   return {};
 }

@@ -103,16 +103,18 @@ void Unfinished::finish_all() {
 }
 
 bool Unfinished::poll() {
-  if (!is_here() || finishing_ || !any_.load(std::memory_order_acquire)) return true;
+  if (!is_here() || finishing_ || polling_ || !any_.load(std::memory_order_acquire)) return true;
   std::vector<std::shared_ptr<Pending>> dropped;
   {
     const std::lock_guard lock(mutex_);
     dropped = dropped_;
   }
   bool all = true;
+  polling_ = true;  // the parts of a dropped list of operations belong to the group, too
   for (const auto& pending : dropped) {
     if (!pending->uses_.unknown) all = pending->poll_alone() && all;
   }
+  polling_ = false;
   return all;
 }
 

@@ -44,6 +44,7 @@ class Unfinished {
   // Finishes all. Does nothing inside itself.
   void finish_all();
   // Takes all further; true when finish_all() would not block, but for what then() has left to do.
+  // Does nothing inside itself.
   bool poll();
   // The group is destroyed: they are not finished.
   void close() noexcept;
@@ -58,6 +59,7 @@ class Unfinished {
   std::vector<std::shared_ptr<Pending>> dropped_;
   bool closed_ = false;
   bool finishing_ = false;
+  bool polling_ = false;
   uint64_t numbers_ = 0;
 };
 

@@ -77,6 +77,10 @@ bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
   return plain(gone.parent_path()) == plain(directory);
 }
 
+std::string Training::prefix_of(const TrainedPart& part) const {
+  return parts_.size() == 1 ? "" : part.name + "_";
+}
+
 void Training::track_all() {
   const auto& saving = options_.saving;
   if (saving.directory.empty()) return;
@@ -89,7 +93,7 @@ void Training::track_all() {
   checkpoints_ =
       std::make_unique<checkpoint::Checkpointer>(world_.group(), saving.directory, options);
   for (auto& part : parts_) {
-    const std::string prefix = parts_.size() == 1 ? "" : part.name + "_";
+    const std::string prefix = prefix_of(part);
     part.track_model(*checkpoints_);
     if (part.zero != nullptr) {
       checkpoints_->track(prefix + "optimizer", *part.zero);
@@ -272,8 +276,8 @@ void Training::restore_state(bool is_restarted) {
                         "trainer/owed"},
       .allow_unexpected = {"trainer/lr_factor"}};
   for (const auto& part : parts_) {
-    const std::string prefix = parts_.size() == 1 ? "" : checkpoint::pattern_of(part.name) + "_";
-    if (part.average) older.allow_missing.push_back(prefix + "average/*");
+    if (!part.average) continue;
+    older.allow_missing.push_back(checkpoint::pattern_of(prefix_of(part)) + "average/*");
   }
   const auto given = optimizer_options();
   std::vector<parallel::PlateauState> unused;
@@ -433,8 +437,19 @@ void Training::finish_saving() {
   }
   if (!best->restore_at_end || best_folder_.empty()) return;
   checkpoint::Checkpointer models(world_.group(), options_.saving.directory);
-  for (auto& part : parts_) part.track_model(models);
-  models.restore(best_folder_, {.allow_unexpected = {"*"}});
+  checkpoint::RestoreOptions options{.allow_missing = {}, .allow_unexpected = {"*"}};
+  for (auto& part : parts_) {
+    part.track_model(models);
+    if (!part.average) continue;
+    models.track(prefix_of(part) + "average", *part.average);
+    options.allow_missing.push_back(checkpoint::pattern_of(prefix_of(part)) + "average/*");
+    part.average->restart();
+  }
+  models.restore(best_folder_, options);
+  // That of an older run may have none.
+  for (auto& part : parts_) {
+    if (part.average && part.average->updates() == 0) part.average->restart();
+  }
 }
 
 }  // namespace lockstep::train

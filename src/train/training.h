@@ -207,6 +207,8 @@ class Training {
   void refuse_others();
   std::map<std::string, double> metrics_of_step() const;
   void finish_saving();
+  // Of the names of a part's objects in checkpoints.
+  std::string prefix_of(const TrainedPart& part) const;
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
 

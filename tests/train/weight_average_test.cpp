@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "lockstep/checkpoint/directory.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "train/net.h"
@@ -63,6 +64,29 @@ TEST(AveragedTraining, EvaluatesTheAveragesAndTrainsAsWithout) {
     const auto applied = trainer.average()->apply();
     EXPECT_EQ(trainer.evaluate(), found.state.metrics);  // as it is applied already
     EXPECT_TRUE(at::equal(flat(*net), seen->model));
+  });
+}
+
+// A rate at which the later ones are worse.
+TEST(AveragedTraining, TheAveragesOfTheBestCheckpointComeBack) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    seed_everything(1, world);
+    test::TrainNet net;
+    auto options = test::train_options({{"average"}});
+    options.optimizer = train::sgd({.lr = 0.8});
+    options.epochs = 30;
+    options.evaluation = {.data = test::train_samples(31, 6), .every_epochs = 0, .every_steps = 3};
+    options.early_stopping = train::EarlyStopping{.patience = 2};
+    options.saving = {.directory = folder / "run", .best = train::Best{.restore_at_end = true}};
+    train::Trainer trainer(world, net, train::cross_entropy(), test::train_samples(113), options);
+    const auto outcome = trainer.run();
+    double saved = 0;
+    for (const auto& one : checkpoint::list_checkpoints(folder / "run").checkpoints) {
+      if (outcome.best.ends_with(one.name)) saved = one.metrics.at("loss");
+    }
+    ASSERT_LT(saved, outcome.state.metrics.at("loss"));
+    EXPECT_EQ(trainer.evaluate().at("loss"), saved);
   });
 }
 

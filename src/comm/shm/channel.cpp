@@ -135,6 +135,7 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
       size_(size),
       spin_(size <= usable_cores()),
       processes_(size),
+      seen_leaving_(size),
       members_(std::move(members)),
       called_(std::move(called)),
       launcher_status_(std::move(launcher_status)),
@@ -154,6 +155,10 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
   arrive();
   await_met(joined, {timeout});
   set_done();
+}
+
+Channel::~Channel() {
+  if (blocks_[rank_].pid.load() == getpid()) blocks_[rank_].left.store(1);  // no child of it
 }
 
 void Channel::advance(Counter& counter) {
@@ -310,6 +315,14 @@ bool Channel::await_bell(const std::function<bool()>& ready,
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
 
+// A process that ends lets go of its groups first, and how it ends says more.
+bool Channel::has_left(int peer) {
+  if (blocks_[peer].left.load(std::memory_order_acquire) == 0) return false;
+  Clock::time_point& since = seen_leaving_[peer];
+  if (since == Clock::time_point{}) since = Clock::now();
+  return Clock::now() - since > std::chrono::seconds(1);
+}
+
 bool Channel::is_gone(int peer) const { return processes_[peer] && processes_[peer]->has_ended(); }
 
 std::string Channel::fate_of(int peer, milliseconds patience) const {
@@ -330,7 +343,8 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
   // Checked first: what the process wrote before it ended is visible afterwards.
   const bool gone = is_gone(peer);
   const bool aborted = block.aborted.load(std::memory_order_acquire);
-  if ((gone || aborted) && !needed()) return;
+  const bool left = has_left(peer);
+  if ((gone || aborted || left) && !needed()) return;
   if (aborted) {
     fail(fmt::format("[shm] {} on rank {}: rank {} aborted: {}", doing, name_of(rank_),
                      name_of(peer), block.reason));
@@ -341,6 +355,10 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
     const bool is_killed = fate.find("was killed") != std::string::npos;
     fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate,
                      is_killed ? "" : advice));
+  }
+  if (left) {
+    fail(fmt::format("[shm] {} on rank {} cannot go on: rank {} has left the group{}", doing,
+                     name_of(rank_), name_of(peer), advice));
   }
   if (launcher_status_ && launcher_status_->has_reported()) {
     fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),

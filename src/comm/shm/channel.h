@@ -81,7 +81,8 @@ struct RankBlock {
   Counter bell;  // rung by others when a message for this rank was put in or taken out
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> aborted;  // this rank threw; `reason` is valid
-  char reason[496];
+  std::atomic<uint32_t> left;     // this rank has let go of the group
+  char reason[492];
   // Only here, since a type aligned to more than malloc gives would make each operation's memory
   // slow to get.
   struct alignas(64) Entry : Announcement {};
@@ -102,6 +103,8 @@ class Channel {
           std::vector<int> called = {});
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
+  // Ranks that still need this one's part learn that it has left.
+  ~Channel();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -160,11 +163,12 @@ class Channel {
   void compare(int peer, uint32_t sequence);
   // " (or one rank ran out of batches: see Join)": of this rank's announcement, or of the peer's.
   std::string advice(uint32_t sequence, int peer) const;
-  // Throws when `peer`, which is `needed`, has died or aborted, or the launcher says that a rank
-  // has.
+  // Throws when `peer`, which is `needed`, has died, aborted or left, or the launcher says that a
+  // rank has.
   void check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
                   const std::string& advice = {});
   bool is_gone(int peer) const;
+  bool has_left(int peer);
   std::string fate_of(int peer, std::chrono::milliseconds patience) const;
   std::string where_is(int peer) const;
   static void advance(Counter& counter);
@@ -173,6 +177,7 @@ class Channel {
   int rank_, size_;
   bool spin_;
   std::vector<std::shared_ptr<const Process>> processes_;  // by rank; none where it is not watched
+  std::vector<Clock::time_point> seen_leaving_;            // by rank
   std::vector<int> members_;
   std::vector<int> called_;
   std::shared_ptr<const LauncherStatus> launcher_status_;

@@ -62,6 +62,19 @@ TEST_P(Dropped, AllReduceIsOverAfterTheNextWait) {
   });
 }
 
+// Their parts belong to the group as they do.
+TEST_P(Dropped, ListsAndMessagesAreAskedWhetherTheyAreOver) {
+  run([](const Group& group) {
+    at::Tensor a = at::ones({4}), b = at::ones({5}), got = at::zeros({4});
+    { const Work dropped = group.all_reduce(std::vector<at::Tensor>{a, b}); }
+    { const Work dropped = group.send_recv(got, at::ones({4}), {next_to(group), before(group)}); }
+    Work barrier = group.barrier();
+    while (!barrier.is_completed()) std::this_thread::yield();
+    barrier.wait();
+    EXPECT_TRUE(is_all(a, group.size()) && is_all(b, group.size()) && is_all(got, 1));
+  });
+}
+
 TEST_P(Dropped, ACallOnTheSameTensorComesAfterIt) {
   run([](const Group& group) {
     at::Tensor whole = at::ones({20}), data = every_other(whole);

@@ -1,6 +1,7 @@
 // Every collective on views: at offsets, with strides, with empty parts, in private and in group
 // memory, alike and not alike on the ranks. What lies beside a view stays as it was.
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 
 #include <array>
@@ -414,6 +415,30 @@ TEST_P(Views, Messages) {
         sent.wait();
         output.expect(values(count, from));
       });
+}
+
+// Where libtorch itself would not write it.
+TEST_P(Views, AnInferenceTensorMayBeWaitedForOutsideOfItsMode) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    Work reduced, scaled, listed;
+    at::Tensor a, b, c, d;
+    {
+      const c10::InferenceMode inference;
+      for (at::Tensor* each : {&a, &b, &c, &d}) *each = at::ones({4, 2}).t();
+      reduced = group.all_reduce(a);
+      scaled = group.all_reduce(b, ReduceOp::PreMulSum, {.factor = 2});
+      listed = group.all_reduce(std::vector<at::Tensor>{c, d.slice(1, 0, 2)});
+    }
+    for (Work* work : {&reduced, &scaled, &listed}) work->wait();
+    group.all_reduce(a).wait();
+    group.all_reduce(b, ReduceOp::PreMulSum, {.factor = 2}).wait();
+    const auto n = static_cast<float>(world.size());
+    EXPECT_TRUE(at::equal(a.clone(), at::full({2, 4}, n * n)));
+    EXPECT_TRUE(at::equal(b.clone(), at::full({2, 4}, 4 * n * n)));
+    EXPECT_TRUE(at::equal(c.clone(), at::full({2, 4}, n)));
+    EXPECT_EQ(d.clone().sum().item<float>(), 4 * n + 4);
+  });
 }
 
 }  // namespace

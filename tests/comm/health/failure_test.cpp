@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <optional>
 
 #include "lockstep/core/error.h"
 #include "support/refuse.h"
@@ -93,6 +94,22 @@ TEST_P(Failure, AnEarlyCleanExitIsNoSuccess) {
   spawn(GetParam(), [](World& world) {
     if (world.rank() == 0) return;
     EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }), HasSubstr("rank"));
+  });
+}
+
+TEST_P(Failure, ARankThatLeavesASubgroupIsNamedLongBeforeTheDeadline) {
+  spawn(GetParam(), [](World& world) {
+    std::optional<Group> part = world.group().split(0, world.rank());
+    part->barrier().wait();
+    if (world.rank() == 1) {
+      part.reset();
+    } else {
+      const auto start = Clock::now();
+      EXPECT_THAT(message_of<CommError>([&] { part->all_reduce(at::ones({4})).wait(); }),
+                  HasSubstr("rank 1 has left the group"));
+      EXPECT_LT(Clock::now() - start, kSoon);
+    }
+    world.group().barrier().wait();
   });
 }
 
