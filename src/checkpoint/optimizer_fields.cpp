@@ -1,5 +1,6 @@
 #include "checkpoint/optimizer_fields.h"
 
+#include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -8,6 +9,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <typeinfo>
 
 #include "lockstep/core/error.h"
@@ -96,10 +98,20 @@ std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& op
   if (dynamic_cast<const Adagrad*>(&optimizer)) return std::make_unique<AdagradParamState>();
   throw ConfigError(fmt::format(
       "[checkpoint] an optimizer of class {} cannot be tracked: torch's Adam, AdamW, SGD, RMSprop "
-      "and "
-      "Adagrad can, and what is derived from them. For another, write a function stateful() beside "
-      "it; a ZeroOptimizer needs lockstep/parallel/stateful.h",
-      typeid(optimizer).name()));
+      "and Adagrad can, and what is derived from them, and a ZeroOptimizer. For another, write a "
+      "function stateful() beside it, and track it as an object of its own class",
+      c10::demangle(typeid(optimizer).name())));
+}
+
+namespace {
+std::atomic<TrackOptimizer> track_other = nullptr;
+}  // namespace
+
+void track_optimizers_by(TrackOptimizer track) { track_other = track; }
+
+std::shared_ptr<Stateful> tracked_by_its_class(Optimizer& optimizer) {
+  const TrackOptimizer track = track_other;
+  return track == nullptr ? nullptr : track(optimizer);
 }
 
 bool needs_first_state(const Optimizer& optimizer) {

@@ -27,6 +27,12 @@ std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
 std::unique_ptr<torch::optim::OptimizerParamState> new_state(
     const torch::optim::Optimizer& optimizer);
 
+// How an optimizer of a class of another room is tracked, whatever the type of the reference to it:
+// nothing for one of another class. The constructor of such a class says so, any number of times.
+using TrackOptimizer = std::shared_ptr<Stateful> (*)(torch::optim::Optimizer&);
+void track_optimizers_by(TrackOptimizer track);
+std::shared_ptr<Stateful> tracked_by_its_class(torch::optim::Optimizer& optimizer);
+
 // Whether steps take a state for granted that only the constructor makes: libtorch's Adagrad.
 bool needs_first_state(const torch::optim::Optimizer& optimizer);
 

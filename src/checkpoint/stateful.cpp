@@ -320,6 +320,7 @@ std::shared_ptr<Stateful> stateful_module(const std::string& name,
   return std::make_shared<ModuleState>(name, module);
 }
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
+  if (auto tracked = tracked_by_its_class(optimizer)) return tracked;
   return std::make_shared<OptimizerState>(optimizer);
 }
 std::shared_ptr<Stateful> stateful(data::Loader& loader) { return place_in_data(loader); }

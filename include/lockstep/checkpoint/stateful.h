@@ -29,7 +29,8 @@ std::shared_ptr<Stateful> stateful_module(const std::string& name,
 // each group ("group/0/lr"), and the state by parameter ("exp_avg/net/fc.weight"; "exp_avg/0/3"
 // where no tracked module has it: group and index). A checkpoint's is looked up under all names
 // that a tied parameter has here or there. Of a parameter without any state there Adagrad keeps
-// what it has, and the others begin. Throws ConfigError for another class.
+// what it has, and the others begin. A ZeroOptimizer is saved as one, by its own function. Throws
+// ConfigError for another class.
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
 
 // Where the loop stands.

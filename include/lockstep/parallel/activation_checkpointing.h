@@ -19,11 +19,14 @@ namespace lockstep::parallel {
 // times: then those are added in another order. Buffers change as in one run: the second begins
 // with what the first began with, and leaves what it finds. Where no gradient is needed, modules
 // run as usual.
-// A forward may return one tensor or several, and must not change its arguments. Right under Ddp,
-// and with Fsdp, which gathers the parameters for each of both runs. Only a backward() of all
-// parameters works on such a graph: torch::autograd::grad() and backward() with inputs throw
-// ConfigError where they ask for a gradient of the module's arguments, of what these were computed
-// from, or of a parameter that the module has; create_graph does always.
+// A forward may return tensors, or assign them to arguments that it takes by reference (call.h):
+// its second run gets the arguments as they were. What the second run would change again is refused
+// by a ConfigError that names the module: an argument that was changed in place, and a pointer to
+// one or an object of another type that forward() may write to. Right under Ddp, and with Fsdp,
+// which gathers the parameters for each of both runs. Only a backward() of all parameters works on
+// such a graph: torch::autograd::grad() and backward() with inputs throw ConfigError where they ask
+// for a gradient of the module's arguments, of what these were computed from, or of a parameter
+// that the module has; create_graph does always.
 class [[nodiscard]] ActivationCheckpointing {
  public:
   // Keeps the modules. Throws ConfigError for an empty one.

@@ -18,16 +18,19 @@
 #include <array>
 #include <atomic>
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
+#include <variant>
 #include <vector>
+
+#include "lockstep/parallel/call_values.h"
 
 namespace lockstep::parallel {
 
@@ -35,7 +38,7 @@ namespace lockstep::parallel {
 class CallLayer {
  public:
   // The tensors among arguments or results, in order; undefined ones too.
-  using Tensors = std::vector<at::Tensor>;
+  using Tensors = detail::Tensors;
   // The forward of the module, or of the next layer. It may be kept, and called again in backward.
   using Body = std::function<Tensors(const Tensors&)>;
 
@@ -64,94 +67,65 @@ class [[nodiscard]] CallAttachment {
 
 namespace detail {
 
-using Tensors = CallLayer::Tensors;
-
 // Attachments of this process: while there is none a call costs one load.
 extern std::atomic<int> attachment_count;
 bool has_layers(const torch::nn::Module& module);
 Tensors run_layers(const torch::nn::Module& module, const Tensors& inputs,
                    const CallLayer::Body& body);
+// Whether a layer runs forward() a second time, in backward.
+bool is_recomputed(const torch::nn::Module& module);
 [[noreturn]] void refuse_result(const torch::nn::Module& module, std::string_view type);
+[[noreturn]] void refuse_second_run(const torch::nn::Module& module, std::string_view type);
+[[noreturn]] void refuse_written(const torch::nn::Module& module, std::string_view type);
+[[noreturn]] void refuse_shared(const torch::nn::Module& module);
+// The same of a forward() from one tensor to one.
+at::Tensor run_layers_on(const torch::nn::Module& module, const at::Tensor& input,
+                         const std::function<at::Tensor(const at::Tensor&)>& forward);
 // Whether a module inside has layers, which the forward() of Sequential would not call.
 bool has_layers_within(const torch::nn::SequentialImpl& sequential);
 at::Tensor forward_chain(torch::nn::SequentialImpl& sequential, at::Tensor x);
 
-// Which tensors a value holds.
-enum class Holds { Nothing, Some, Unknown };
+// What one run of forward() left, as layers see it: each tensor that it made once.
+class Outcome {
+ public:
+  explicit Outcome(Tensors given);
 
-template <class T>
-struct Values {
-  static constexpr Holds holds =
-      std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, std::string> ||
-              std::is_same_v<T, std::string_view> || std::is_same_v<T, std::nullptr_t> ||
-              std::is_same_v<T, std::nullopt_t>
-          ? Holds::Nothing
-          : Holds::Unknown;
-  template <class Visit>
-  static void visit(T&, const Visit&) {}
-};
+  void add_result(const at::Tensor& tensor);
+  // Of an argument that was assigned to.
+  void add_written(const at::Tensor& tensor);
+  // The given tensors that were changed in place.
+  void add_changed();
+  const Tensors& outputs() const { return outputs_; }
 
-template <>
-struct Values<at::Tensor> {
-  static constexpr Holds holds = Holds::Some;
-  template <class Visit>
-  static void visit(at::Tensor& tensor, const Visit& look) {
-    look(tensor);
-  }
-};
+  // `outputs` take the place of outputs(), and `inputs` that of the given tensors, which may be
+  // copies of another dtype: what was changed in those is copied back.
+  void finish(const Tensors& outputs, const Tensors& inputs);
+  // After finish(): each tensor of results and written arguments, in the order of the calls.
+  const at::Tensor& next() { return tensors_.at(next_++); }
 
-constexpr Holds most(std::initializer_list<Holds> all) {
-  Holds found = Holds::Nothing;
-  for (const Holds each : all) found = std::max(found, each);
-  return found;
-}
+ private:
+  struct Before {
+    int64_t version = 0;
+    std::shared_ptr<const void> node = nullptr;  // of autograd
+  };
+  enum class Among { Nothing, Given, Outputs };
+  struct Place {
+    Among list = Among::Nothing;
+    size_t index = 0;
+  };
+  struct Changed {
+    size_t given, output;
+    bool in_graph;
+  };
+  static Before state_of(const at::Tensor& tensor);
+  std::optional<size_t> given(const at::Tensor& tensor) const;
+  size_t output(const at::Tensor& tensor);
 
-template <class T>
-struct Values<std::optional<T>> {
-  static constexpr Holds holds = Values<T>::holds;
-  template <class Visit>
-  static void visit(std::optional<T>& value, const Visit& look) {
-    if (value) Values<T>::visit(*value, look);
-  }
-};
-
-template <class T>
-struct Values<std::vector<T>> {
-  static constexpr Holds holds = Values<T>::holds;
-  template <class Visit>
-  static void visit(std::vector<T>& values, const Visit& look) {
-    if constexpr (holds == Holds::Some) {
-      for (auto& value : values) Values<T>::visit(value, look);
-    }
-  }
-};
-
-template <class T, size_t count>
-struct Values<std::array<T, count>> {
-  static constexpr Holds holds = Values<T>::holds;
-  template <class Visit>
-  static void visit(std::array<T, count>& values, const Visit& look) {
-    for (auto& value : values) Values<T>::visit(value, look);
-  }
-};
-
-template <class A, class B>
-struct Values<std::pair<A, B>> {
-  static constexpr Holds holds = most({Values<A>::holds, Values<B>::holds});
-  template <class Visit>
-  static void visit(std::pair<A, B>& values, const Visit& look) {
-    Values<A>::visit(values.first, look);
-    Values<B>::visit(values.second, look);
-  }
-};
-
-template <class... T>
-struct Values<std::tuple<T...>> {
-  static constexpr Holds holds = most({Values<T>::holds...});
-  template <class Visit>
-  static void visit(std::tuple<T...>& values, const Visit& look) {
-    std::apply([&](auto&... each) { (Values<T>::visit(each, look), ...); }, values);
-  }
+  Tensors given_, outputs_, tensors_;
+  std::vector<Before> before_;
+  std::vector<Place> places_;
+  std::vector<Changed> changed_;
+  size_t next_ = 0;
 };
 
 // How an argument is kept for a forward that may run again: a value, or a reference to what the
@@ -163,26 +137,26 @@ using Kept = std::conditional_t<Values<std::decay_t<Argument>>::holds == Holds::
                                       !std::is_const_v<std::remove_reference_t<Argument>>)),
                                 std::remove_reference_t<Argument>&, std::decay_t<Argument>>;
 
-template <class Value>
-void visit_kept(std::remove_reference_t<Value>& value, auto&& look) {
-  if constexpr (Values<std::decay_t<Value>>::holds != Holds::Unknown) {
-    Values<std::decay_t<Value>>::visit(value, look);
+template <class Argument>
+void visit_kept(std::remove_reference_t<Argument>& value, auto&& look) {
+  if constexpr (Values<std::decay_t<Argument>>::holds != Holds::Unknown) {
+    Values<std::decay_t<Argument>>::visit(value, look);
   }
 }
 
-template <class... Values>
-Tensors tensors_of(std::tuple<Values...>& values) {
+template <class... Kept>
+Tensors tensors_of(std::tuple<Kept...>& values) {
   Tensors all;
   const auto add = [&](const at::Tensor& tensor) { all.push_back(tensor); };
-  std::apply([&](auto&... each) { (visit_kept<Values>(each, add), ...); }, values);
+  std::apply([&](auto&... each) { (visit_kept<Kept>(each, add), ...); }, values);
   return all;
 }
 
-template <class... Values>
-void replace(std::tuple<Values...>& values, const Tensors& tensors) {
+template <class... Kept>
+void replace(std::tuple<Kept...>& values, const Tensors& tensors) {
   size_t next = 0;
   const auto put = [&](at::Tensor& tensor) { tensor = tensors.at(next++); };
-  std::apply([&](auto&... each) { (visit_kept<Values>(each, put), ...); }, values);
+  std::apply([&](auto&... each) { (visit_kept<Kept>(each, put), ...); }, values);
 }
 
 template <std::derived_from<torch::nn::Module> M>
@@ -198,50 +172,211 @@ Contained& module_of(const torch::nn::ModuleHolder<Contained>& holder) {
   return *holder.ptr();
 }
 
-template <class Module, class... Args>
-auto call_with_layers(Module& module, Args&&... args) {
-  using Result = std::decay_t<decltype(module.forward(std::forward<Args>(args)...))>;
-  // References stay valid: a layer that runs the body later is given only what is copied.
-  auto kept = std::make_shared<std::tuple<Kept<Args>...>>(std::forward<Args>(args)...);
-  const Tensors inputs = tensors_of(*kept);
-  const auto owner = module.weak_from_this().lock();
-  if constexpr (std::is_void_v<Result>) {
-    run_layers(module, inputs, [&module, owner, kept](const Tensors& tensors) {
-      replace(*kept, tensors);
-      std::apply([&](auto&... each) { module.forward(each...); }, *kept);
-      replace(*kept, Tensors(tensors.size()));
-      return Tensors();
-    });
-  } else {
-    // Made in place, and never moved within.
-    struct Made {
-      explicit Made(const std::function<Result()>& make) : value(make()) {}
-      Result value;
-    };
-    using Slot = std::shared_ptr<Made>;
-    const auto result = std::make_shared<Slot>();
-    const Tensors outputs = run_layers(
-        module, inputs,
-        [&module, owner, kept, slot = std::weak_ptr<Slot>(result)](const Tensors& tensors) {
-          replace(*kept, tensors);
-          const auto made = std::make_shared<Made>([&]() -> Result {
-            return std::apply([&](auto&... each) -> Result { return module.forward(each...); },
-                              *kept);
-          });
-          // What it was given may belong to a graph, which holds this in turn.
-          replace(*kept, Tensors(tensors.size()));
-          Tensors all;
-          Values<Result>::visit(made->value,
-                                [&](const at::Tensor& tensor) { all.push_back(tensor); });
-          // Only the call itself needs more than the tensors.
-          if (const auto first = slot.lock()) *first = made;
-          return all;
-        });
-    size_t next = 0;
-    Values<Result>::visit((*result)->value,
-                          [&](at::Tensor& tensor) { tensor = outputs.at(next++); });
-    return std::move((*result)->value);
+using Owner = std::shared_ptr<const torch::nn::Module>;
+
+// Nothing of a module that no std::shared_ptr holds, or whose class has an enable_shared_from_this
+// of its own beside that of Module: C++ sets neither.
+inline Owner owner_of(const torch::nn::Module& module) { return module.weak_from_this().lock(); }
+template <std::derived_from<torch::nn::Module> M>
+Owner owner_of(const std::shared_ptr<M>& module) {
+  return module;
+}
+template <class Contained>
+Owner owner_of(const torch::nn::ModuleHolder<Contained>& holder) {
+  return holder.ptr();
+}
+
+// The parameters of a forward() that is neither overloaded nor a template.
+template <class Forward>
+struct Parameters {
+  using Types = void;
+};
+template <class Result, class M, class... P>
+struct Parameters<Result (M::*)(P...)> {
+  using Types = std::tuple<P...>;
+};
+template <class Result, class M, class... P>
+struct Parameters<Result (M::*)(P...) const> : Parameters<Result (M::*)(P...)> {};
+template <class Result, class M, class... P>
+struct Parameters<Result (M::*)(P...) noexcept> : Parameters<Result (M::*)(P...)> {};
+template <class Result, class M, class... P>
+struct Parameters<Result (M::*)(P...) const noexcept> : Parameters<Result (M::*)(P...)> {};
+
+enum class Access { Value, Read, Write };
+
+// What forward() may do with an object of the caller: everything, where its parameters are unknown.
+template <class Module, size_t index>
+constexpr Access access_of() {
+  if constexpr (requires { &Module::forward; }) {
+    using Types = typename Parameters<decltype(&Module::forward)>::Types;
+    if constexpr (!std::is_void_v<Types>) {
+      using Type = std::tuple_element_t<index, Types>;
+      if constexpr (!std::is_lvalue_reference_v<Type>) return Access::Value;
+      if constexpr (std::is_const_v<std::remove_reference_t<Type>>) return Access::Read;
+    }
   }
+  return Access::Write;
+}
+
+template <class Module, size_t index, class Argument>
+inline constexpr bool may_write =
+    std::is_lvalue_reference_v<Argument> && !std::is_const_v<std::remove_reference_t<Argument>> &&
+    access_of<Module, index>() == Access::Write;
+
+// One run of forward() on arguments of these types.
+template <class Module, class Indices, class... Args>
+class Run;
+template <class Module, size_t... index, class... Args>
+class Run<Module, std::index_sequence<index...>, Args...> {
+ public:
+  using Result = std::decay_t<decltype(std::declval<Module&>().forward(std::declval<Args>()...))>;
+  using Arguments = std::tuple<Kept<Args>...>;
+
+  // `kept` has the tensors of `given`, and is not changed.
+  Run(Module& module, Arguments& kept, const Tensors& given)
+      : outcome_(given),
+        written_(copy<index>(kept)...),
+        result_(std::make_unique<Made>([&]() -> Value {
+          if constexpr (std::is_void_v<Result>) {
+            module.forward(argument<index>(kept)...);
+            return {};
+          } else {
+            return module.forward(argument<index>(kept)...);
+          }
+        })) {
+    Values<Value>::visit(result_->value, [&](const at::Tensor& y) { outcome_.add_result(y); });
+    (note_written<index>(kept), ...);
+    outcome_.add_changed();
+  }
+
+  // What layers see of it.
+  const Tensors& outputs() const { return outcome_.outputs(); }
+
+  // Gives the caller's objects what forward() left in its arguments. `outputs` came from the layers
+  // in the place of outputs(), and `inputs` are the caller's tensors.
+  void finish(const Module& module, const Tensors& outputs, const Tensors& inputs, Args&... args) {
+    outcome_.finish(outputs, inputs);
+    const auto put = [&](at::Tensor& tensor) { tensor = outcome_.next(); };
+    Values<Value>::visit(result_->value, put);
+    const std::array<const void*, sizeof...(Args)> places{address<index>(args)...};
+    (write<index>(module, args, places, put), ...);
+  }
+
+  // After finish().
+  Result take() {
+    if constexpr (!std::is_void_v<Result>) return std::move(result_->value);
+  }
+
+ private:
+  template <size_t i>
+  using Argument = std::tuple_element_t<i, std::tuple<Args...>>;
+  template <size_t i>
+  static constexpr bool is_copied =
+      may_write<Module, i, Argument<i>>&& Values<std::decay_t<Argument<i>>>::holds !=
+      Holds::Unknown;
+  template <size_t i>
+  using Written = std::conditional_t<is_copied<i>, std::decay_t<Argument<i>>, std::monostate>;
+  using Value = std::conditional_t<std::is_void_v<Result>, std::monostate, Result>;
+  // Made in place, and never moved within.
+  struct Made {
+    explicit Made(const auto& make) : value(make()) {}
+    Value value;
+  };
+
+  template <size_t i>
+  static Written<i> copy(Arguments& kept) {
+    if constexpr (is_copied<i>) {
+      return std::get<i>(kept);
+    } else {
+      return {};
+    }
+  }
+  template <size_t i>
+  auto& argument(Arguments& kept) {
+    if constexpr (is_copied<i>) {
+      return std::get<i>(written_);
+    } else {
+      return std::get<i>(kept);
+    }
+  }
+  template <size_t i>
+  void note_written(const Arguments& kept) {
+    if constexpr (is_copied<i>) {
+      using All = Values<Written<i>>;
+      is_changed_[i] = !All::same(std::get<i>(kept), std::get<i>(written_));
+      if (!is_changed_[i]) return;
+      All::visit(std::get<i>(written_), [&](const at::Tensor& x) { outcome_.add_written(x); });
+    }
+  }
+  // Of an object that forward() sees change, nothing of another.
+  template <size_t i, class T>
+  static const void* address(const T& object) {
+    constexpr bool is_seen =
+        std::is_lvalue_reference_v<Argument<i>> && access_of<Module, i>() != Access::Value;
+    return is_seen ? static_cast<const void*>(std::addressof(object)) : nullptr;
+  }
+  template <size_t i, class T>
+  void write(const Module& module, T& object,
+             const std::array<const void*, sizeof...(Args)>& places, const auto& put) {
+    if constexpr (is_copied<i>) {
+      if (!is_changed_[i]) return;
+      if (std::count(places.begin(), places.end(), places[i]) > 1) refuse_shared(module);
+      Values<Written<i>>::visit(std::get<i>(written_), put);
+      if constexpr (std::is_copy_assignable_v<Written<i>>) {
+        object = std::get<i>(written_);  // no move, which would give a vector other memory
+      } else {
+        refuse_written(module, typeid(T).name());
+      }
+    }
+  }
+
+  Outcome outcome_;
+  std::tuple<Written<index>...> written_;
+  std::array<bool, sizeof...(Args)> is_changed_{};
+  std::unique_ptr<Made> result_;
+};
+
+// A second run would write to the object again, or find it gone.
+template <class Module, size_t index, class Argument>
+void refuse_unseen(const Module& module, const std::remove_reference_t<Argument>& argument) {
+  using T = std::decay_t<Argument>;
+  if constexpr (leads_to_tensors<T>()) {
+    const T given = argument;
+    if constexpr (requires { given == nullptr; }) {
+      if (given == nullptr) return;
+    }
+    if (is_recomputed(module)) refuse_second_run(module, typeid(T).name());
+  } else if constexpr (Values<T>::holds == Holds::Unknown && !is_pointer<T> &&
+                       may_write<Module, index, Argument>) {
+    if (is_recomputed(module)) refuse_second_run(module, typeid(T).name());
+  }
+}
+
+template <class Module, class... Args>
+auto call_with_layers(Module& module, const Owner& owner, Args&&... args) {
+  using Indices = std::index_sequence_for<Args...>;
+  using ThisRun = Run<Module, Indices, Args...>;
+  [&]<size_t... index>(std::index_sequence<index...>) {
+    (refuse_unseen<Module, index, Args>(module, args), ...);
+  }
+  (Indices());
+  // References stay valid: a layer that runs the body later is given only what is copied.
+  auto kept = std::make_shared<typename ThisRun::Arguments>(std::forward<Args>(args)...);
+  const Tensors inputs = tensors_of(*kept);
+  // Only the call itself needs more than the tensors.
+  const auto first = std::make_shared<std::optional<ThisRun>>();
+  const Tensors outputs = run_layers(
+      module, inputs, [&module, owner, kept, slot = std::weak_ptr(first)](const Tensors& given) {
+        replace(*kept, given);
+        ThisRun run(module, *kept, given);
+        // What it was given may belong to a graph, which holds this in turn.
+        replace(*kept, Tensors(given.size()));
+        Tensors all = run.outputs();
+        if (const auto call = slot.lock()) call->emplace(std::move(run));
+        return all;
+      });
+  (*first)->finish(module, outputs, inputs, args...);
+  return (*first)->take();
 }
 
 }  // namespace detail
@@ -251,10 +386,15 @@ auto call_with_layers(Module& module, Args&&... args) {
 // tensor calls its modules in the same way.
 //
 // What is attached sees the tensors among arguments and results, within std::optional, vector,
-// array, pair and tuple too. Other objects are handed through: copied where they are const or
-// temporary, and by reference where they are not (a cache, for instance). A result of another type
-// may hold tensors that cannot be found in it, so that a module with something attached throws
-// ConfigError for it.
+// array, pair and tuple too. A variable of these types that forward() takes by non-const reference
+// has afterwards what forward() left in it, as without call(): other tensors, or more or fewer of
+// them; they count as results. It is unchanged where forward() throws. ConfigError where it is
+// given twice, because forward() would work on two copies. Changes in place are made to the
+// caller's tensors, too; those by data() leave no trace, and are lost where Fsdp's param_dtype
+// makes copies of another dtype. Other objects are handed through: copied where they are const or
+// temporary, and by reference where they are not (a cache, for instance); tensors that forward()
+// puts there are not seen. A result of another type may hold tensors that cannot be found in it, so
+// that a module with something attached throws ConfigError for it.
 template <class Module, class... Args>
 auto call(Module&& module, Args&&... args) {
   auto& target = detail::module_of(module);
@@ -264,19 +404,18 @@ auto call(Module&& module, Args&&... args) {
                 !std::is_const_v<Target> && sizeof...(Args) == 1 &&
                 (std::is_same_v<std::decay_t<Args>, at::Tensor> && ...)) {
     if (!attached) return target.forward(std::forward<Args>(args)...);
-    const CallLayer::Body chain = [&target](const CallLayer::Tensors& inputs) {
-      return CallLayer::Tensors{detail::has_layers_within(target)
-                                    ? detail::forward_chain(target, inputs[0])
-                                    : target.forward(inputs[0])};
+    const auto chain = [&target](const at::Tensor& input) {
+      return detail::has_layers_within(target) ? detail::forward_chain(target, input)
+                                               : target.forward(input);
     };
-    return detail::run_layers(target, {std::forward<Args>(args)...}, chain)[0];
+    return detail::run_layers_on(target, args..., chain);
   } else {
     using Result = std::decay_t<decltype(target.forward(std::forward<Args>(args)...))>;
     if constexpr (std::is_void_v<Result>) {
       if (!attached || !detail::has_layers(target)) {
         target.forward(std::forward<Args>(args)...);
       } else {
-        detail::call_with_layers(target, std::forward<Args>(args)...);
+        detail::call_with_layers(target, detail::owner_of(module), std::forward<Args>(args)...);
       }
     } else {
       if (!attached || !detail::has_layers(target)) {
@@ -285,7 +424,8 @@ auto call(Module&& module, Args&&... args) {
       if constexpr (detail::Values<Result>::holds == detail::Holds::Unknown) {
         detail::refuse_result(target, typeid(Result).name());
       } else {
-        return Result(detail::call_with_layers(target, std::forward<Args>(args)...));
+        return Result(detail::call_with_layers(target, detail::owner_of(module),
+                                               std::forward<Args>(args)...));
       }
     }
   }

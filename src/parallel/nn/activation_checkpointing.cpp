@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
@@ -109,6 +110,7 @@ class BuffersBefore {
 // What autograd keeps of the first run.
 struct Run : torch::CustomClassHolder {
   CallLayer::Body body;
+  std::string module;
   std::optional<Surroundings> surroundings;
   std::optional<BuffersBefore> buffers;
   std::shared_ptr<ParameterPaths::Elsewhere> elsewhere;
@@ -178,6 +180,23 @@ void refuse_other_than_backward() {
                  : "backward(create_graph = true)"));
 }
 
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
+}
+
+// The second run would begin with what the first one left.
+void refuse_changes(const Tensors& inputs, const std::vector<int64_t>& versions,
+                    const std::string& module) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (version_of(inputs[i]) == versions[i]) continue;
+    throw ConfigError(fmt::format(
+        "[activation_checkpointing] forward() of {} changed an argument of shape [{}] in place, "
+        "and backward would run it again on that: let it make a new tensor, to return or to assign "
+        "to the argument, or leave the module out of ActivationCheckpointing",
+        module, fmt::join(inputs[i].sizes(), ", ")));
+  }
+}
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // `paths` lead to the parameters, also where no argument wants a gradient.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -190,7 +209,10 @@ struct Recompute : torch::autograd::Function<Recompute> {
     context->saved_data["paths"] = static_cast<int64_t>(paths.size());
     context->save_for_backward(inputs.vec());
     const OwnCasts casts;
+    std::vector<int64_t> versions;
+    for (const auto& input : inputs) versions.push_back(version_of(input));
     Tensors outputs = run->body(inputs.vec());
+    refuse_changes(inputs.vec(), versions, run->module);
     run->buffers->forget_unchanged();
     return as_results(std::move(outputs), inputs.vec());
   }
@@ -214,6 +236,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::AutoGradMode enable_grad(true);
       outputs = run->body(inputs);
     }
+    if (outputs.size() != gradients.size()) {
+      throw ConfigError(fmt::format(
+          "[activation_checkpointing] forward() of {} made {} tensors, and {} when backward ran it "
+          "again: it must do the same for the same arguments",
+          run->module, gradients.size(), outputs.size()));
+    }
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!outputs[i].defined() || !outputs[i].requires_grad() || !gradients[i].defined()) continue;
       roots.push_back(outputs[i]);
@@ -226,6 +254,18 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 };
 
+// libtorch takes defined tensors only as arguments of a Function: the others stay aside.
+CallLayer::Body on_defined(const Tensors& inputs, const CallLayer::Body& body) {
+  std::vector<bool> is_defined;
+  for (const auto& input : inputs) is_defined.push_back(input.defined());
+  return [is_defined, body](const Tensors& defined) {
+    auto next = defined.begin();
+    Tensors all;
+    for (const bool is : is_defined) all.push_back(is ? *next++ : at::Tensor());
+    return body(all);
+  };
+}
+
 }  // namespace
 
 class ActivationCheckpointing::Layer : public CallLayer {
@@ -236,12 +276,15 @@ class ActivationCheckpointing::Layer : public CallLayer {
   Tensors call(const Tensors& inputs, const Body& body) override {
     if (!at::GradMode::is_enabled() || !wants_gradient(inputs)) return body(inputs);
     const auto run = c10::make_intrusive<Run>();
-    run->body = body;
+    run->body = on_defined(inputs, body);
+    run->module = module_->name();
     run->surroundings.emplace(device_of(inputs));
     run->buffers.emplace(*module_);
     const ParameterPaths paths(module_->parameters());
     run->elsewhere = paths.elsewhere();
-    return Recompute::apply(run, at::TensorList(paths.tensors()), at::TensorList(inputs));
+    Tensors defined = inputs;
+    std::erase_if(defined, [](const at::Tensor& tensor) { return !tensor.defined(); });
+    return Recompute::apply(run, at::TensorList(paths.tensors()), at::TensorList(defined));
   }
 
  private:

@@ -1,13 +1,14 @@
 #include "lockstep/parallel/call.h"
 
-#include <cxxabi.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "lockstep/core/error.h"
 
@@ -89,6 +90,93 @@ Tensors run_layers(const torch::nn::Module& module, const Tensors& inputs,
   return within(layers_of(module), 0, body)(inputs);
 }
 
+at::Tensor run_layers_on(const torch::nn::Module& module, const at::Tensor& input,
+                         const std::function<at::Tensor(const at::Tensor&)>& forward) {
+  const auto first = std::make_shared<std::optional<Outcome>>();
+  const auto body = [forward, slot = std::weak_ptr(first)](const Tensors& given) {
+    Outcome outcome(given);
+    outcome.add_result(forward(given[0]));
+    outcome.add_changed();
+    Tensors all = outcome.outputs();
+    if (const auto call = slot.lock()) call->emplace(std::move(outcome));
+    return all;
+  };
+  const Tensors outputs = run_layers(module, {input}, body);
+  (*first)->finish(outputs, {input});
+  return (*first)->next();
+}
+
+bool is_recomputed(const torch::nn::Module& module) {
+  if (!at::GradMode::is_enabled()) return false;
+  return std::ranges::any_of(layers_of(module), [](const AttachedLayer& layer) {
+    return layer.depth == CallDepth::Recompute;
+  });
+}
+
+Outcome::Outcome(Tensors given) : given_(std::move(given)) {
+  for (const auto& tensor : given_) before_.push_back(state_of(tensor));
+}
+
+Outcome::Before Outcome::state_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_inference()) return {};  // those have no version
+  const auto node = tensor.grad_fn();
+  // Kept, so that no later node has its address.
+  return {tensor._version(), {node.get(), [node](const void*) {}}};
+}
+
+std::optional<size_t> Outcome::given(const at::Tensor& tensor) const {
+  const auto found =
+      std::ranges::find_if(given_, [&](const at::Tensor& other) { return other.is_same(tensor); });
+  if (found == given_.end()) return std::nullopt;
+  return found - given_.begin();
+}
+
+// A tensor that comes twice stays one: what changes it in place changes both.
+size_t Outcome::output(const at::Tensor& tensor) {
+  const auto found = std::ranges::find_if(
+      outputs_, [&](const at::Tensor& other) { return other.is_same(tensor); });
+  const size_t index = found - outputs_.begin();
+  if (found == outputs_.end()) outputs_.push_back(tensor);
+  return index;
+}
+
+void Outcome::add_result(const at::Tensor& tensor) {
+  if (!tensor.defined()) return places_.emplace_back(), void();
+  if (!given(tensor)) return places_.push_back({Among::Outputs, output(tensor)});
+  // Arguments that are one tensor in this run may be several in the next.
+  places_.push_back({Among::Outputs, outputs_.size()});
+  outputs_.push_back(tensor);
+}
+
+void Outcome::add_written(const at::Tensor& tensor) {
+  if (const auto index = given(tensor)) return places_.push_back({Among::Given, *index});
+  add_result(tensor);
+}
+
+void Outcome::add_changed() {
+  for (size_t i = 0; i < given_.size(); ++i) {
+    const Before now = state_of(given_[i]);
+    if (now.version == before_[i].version) continue;
+    // Under no_grad a value was written, which has no gradient.
+    const bool in_graph = now.node != before_[i].node || !given_[i].requires_grad();
+    changed_.push_back({i, output(in_graph ? given_[i] : given_[i].detach()), in_graph});
+  }
+}
+
+void Outcome::finish(const Tensors& outputs, const Tensors& inputs) {
+  for (const auto& place : places_) {
+    tensors_.push_back(place.list == Among::Outputs ? outputs.at(place.index)
+                       : place.list == Among::Given ? inputs.at(place.index)
+                                                    : at::Tensor());
+  }
+  for (const auto& item : changed_) {
+    at::Tensor input = inputs.at(item.given);
+    if (input.is_same(given_[item.given])) continue;
+    const at::AutoGradMode grad(at::GradMode::is_enabled() && item.in_graph);
+    input.copy_(outputs.at(item.output));
+  }
+}
+
 bool has_layers_within(const torch::nn::SequentialImpl& sequential) {
   return std::ranges::any_of(
       sequential, [](const torch::nn::AnyModule& module) { return has_layers(*module.ptr()); });
@@ -96,21 +184,39 @@ bool has_layers_within(const torch::nn::SequentialImpl& sequential) {
 
 at::Tensor forward_chain(torch::nn::SequentialImpl& sequential, at::Tensor x) {
   for (auto& module : sequential) {
-    x = run_layers(*module.ptr(), {x}, [&module](const Tensors& inputs) -> Tensors {
-      return {module.forward(inputs[0])};
-    })[0];
+    x = run_layers_on(*module.ptr(), x,
+                      [&module](const at::Tensor& input) { return module.forward(input); });
   }
   return x;
 }
 
 void refuse_result(const torch::nn::Module& module, std::string_view type) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(std::string(type).c_str(), nullptr, nullptr, &status), &std::free);
   throw ConfigError(fmt::format(
       "[call] forward() of {} returns {}, whose tensors cannot be seen: return tensors, or a "
       "std::tuple, vector or optional of them, where Fsdp or activation checkpointing is attached",
-      module.name(), name ? name.get() : std::string(type).c_str()));
+      module.name(), c10::demangle(std::string(type).c_str())));
+}
+
+void refuse_second_run(const torch::nn::Module& module, std::string_view type) {
+  throw ConfigError(fmt::format(
+      "[call] forward() of {} takes an object that it may write to ({}), and backward would run it "
+      "again on what it wrote, because ActivationCheckpointing is attached: take and return "
+      "tensors, or a std::tuple, vector or optional of them, and give what it only reads as const",
+      module.name(), c10::demangle(std::string(type).c_str())));
+}
+
+void refuse_written(const torch::nn::Module& module, std::string_view type) {
+  throw ConfigError(fmt::format(
+      "[call] forward() of {} wrote to an argument of type {}, which cannot be assigned: return "
+      "what it writes, where Fsdp or activation checkpointing is attached",
+      module.name(), c10::demangle(std::string(type).c_str())));
+}
+
+void refuse_shared(const torch::nn::Module& module) {
+  throw ConfigError(fmt::format(
+      "[call] forward() of {} wrote to an argument that it was given twice: give it another "
+      "object, or a copy, where Fsdp or activation checkpointing is attached",
+      module.name()));
 }
 
 }  // namespace detail

@@ -267,6 +267,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
                              const Make& make, const ZeroOptions& options)
     : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
   group.refuse_python_ranks("ZeroOptimizer");
+  track_zero_optimizers();
   const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
   const at::NoGradGuard no_grad;
   parts_->group = group;

@@ -54,4 +54,7 @@ struct ZeroOptimizer::Parts {
   void count_updates() const;
 };
 
+// So that a ZeroOptimizer that is given to a Checkpointer as an Optimizer is tracked as what it is.
+void track_zero_optimizers();
+
 }  // namespace lockstep::parallel

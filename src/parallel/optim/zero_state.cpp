@@ -169,4 +169,11 @@ std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer) {
   return std::make_shared<ZeroState>(optimizer);
 }
 
+void track_zero_optimizers() {
+  checkpoint::track_optimizers_by([](Optimizer& optimizer) -> std::shared_ptr<Stateful> {
+    auto* zero = dynamic_cast<ZeroOptimizer*>(&optimizer);
+    return zero == nullptr ? nullptr : stateful(*zero);
+  });
+}
+
 }  // namespace lockstep::parallel
