@@ -151,6 +151,48 @@ TEST(TorchDataset, WhatACollationDrawsIsTheBatchs) {
   for (const int64_t workers : {1, 3}) EXPECT_TRUE(read(workers).equal(expected));
 }
 
+// Takes the batch's mean away, as a set does that pads to a batch's longest sample, and has its
+// get_batch() from a class below it.
+struct Centred : datasets::Dataset<Centred> {
+  Example<> get(size_t index) override {
+    return {torch::full({1}, static_cast<double>(index)), torch::tensor(0)};
+  }
+  std::vector<Example<>> get_batch(at::ArrayRef<size_t> indices) override {
+    auto batch = datasets::Dataset<Centred>::get_batch(indices);
+    double mean = 0;
+    for (const size_t i : indices) {
+      mean += static_cast<double>(i) / static_cast<double>(indices.size());
+    }
+    const at::Tensor noise = torch::rand({1});
+    for (auto& example : batch) {
+      example.data -= mean;
+      example.target = noise;
+    }
+    return batch;
+  }
+  std::optional<size_t> size() const override { return 8; }
+};
+struct StillCentred : Centred {
+  using SelfType = StillCentred;
+};
+
+TEST(TorchDataset, AGetBatchOfItsOwnHasTheWholeBatch) {
+  const LoaderOptions options{.batch_size = 4, .seed = 3, .shuffle = false};
+  Loader plain(Centred(), Shard{0, 1}, options), derived(StillCentred(), Shard{0, 1}, options);
+  Loader mapped(Centred().map(transforms::Stack<>()), Shard{0, 1}, options);
+  Loader shared(datasets::make_shared_dataset<Centred>(), Shard{0, 1}, options);
+  for (Loader* loader : {&plain, &derived, &mapped, &shared}) {
+    const Batch all = all_of(*loader);
+    EXPECT_TRUE(all.data.flatten()
+                    .to(at::kDouble)
+                    .equal(torch::arange(8).remainder(4).to(at::kDouble) - 1.5));
+    // What it draws is the batch's.
+    EXPECT_TRUE(all.target[0].equal(all.target[3]));
+    EXPECT_FALSE(all.target[3].equal(all.target[4]));
+    EXPECT_TRUE(all.target.equal(all_of(plain).target));
+  }
+}
+
 // A set that two threads may not use at once, in three threads.
 struct Alone : datasets::Dataset<Alone> {
   Alone() = default;

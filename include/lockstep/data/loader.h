@@ -25,8 +25,8 @@ namespace lockstep::data {
 struct LoaderOptions {
   // Samples per rank and step; all ranks together take size() times as many. With lanes: per lane.
   int64_t batch_size = 64;
-  // The order depends on (seed, epoch) alone. The same on all ranks: with others samples come
-  // twice, and others not at all. Ddp and Fsdp compare them in their first pass.
+  // The order depends on (seed, epoch) and the number of samples alone. The same on all ranks: with
+  // others samples come twice, and others not at all. Ddp and Fsdp compare them (SamplerOptions).
   int64_t seed = 0;
   bool shuffle = true;
   // What to do when the data are not a multiple of the global batch. With neither of the two: the

@@ -12,9 +12,10 @@ namespace lockstep::data {
 
 // How an epoch is ordered and divided among ranks.
 struct SamplerOptions {
-  // The order of an epoch is a function of (seed, epoch, length) alone. The same on all ranks:
-  // with others samples come twice, and others not at all, which Ddp and Fsdp find in their first
-  // pass (for a loop over indices(), a TorchSampler or a Loader).
+  // The order of an epoch is a function of (seed, epoch, length) alone. The same on all ranks, and
+  // so the length: with others samples come twice, and others not at all. Ddp and Fsdp compare what
+  // indices(), a TorchSampler or a Loader begins after they were made, in their next pass (on a
+  // GPU Ddp in its first three passes only).
   int64_t seed = 0;
   bool shuffle = true;
   // What to do when the number of samples is not a multiple of the number of ranks. With neither of

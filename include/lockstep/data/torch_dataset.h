@@ -68,11 +68,22 @@ struct Examples : std::false_type {};
 template <typename T>
 struct Examples<std::vector<T>> : Example<T> {};
 
-// Whether a batch is its samples' results one by one: then each draws its own random numbers.
+// Whether a member function is libtorch's get_batch(), which calls get() for each sample.
+template <typename F>
+struct CallsGet : std::false_type {};
+template <typename R, typename S, typename E, typename A>
+struct CallsGet<R (datasets::Dataset<S, E>::*)(A)> : std::true_type {};
+
+// Whether a batch is its samples' results one by one: then each draws its own random numbers. Not
+// where the set has a get_batch() of its own, which may look at the batch as a whole.
 template <typename D>
-    struct BySample : std::bool_constant < requires {
+struct BySample : std::false_type {};
+template <typename D>
+requires requires {
   typename D::ExampleType;
-} > {};
+  &D::get_batch;
+}
+struct BySample<D> : CallsGet<decltype(&D::get_batch)> {};
 template <typename S, typename T>
     struct BySample<datasets::MapDataset<S, T>> : std::bool_constant <
                                                   BySample<S>::value&& requires {

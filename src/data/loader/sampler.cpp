@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 
 #include "data/loader/divided_order.h"
@@ -19,20 +18,7 @@ std::string order_text(const SamplerState& state) {
                      state.shuffle ? "shuffled" : "not shuffled");
 }
 
-std::atomic<uint64_t> last_order = 0, passes = 0;
-
 }  // namespace
-
-void note_order(const SamplerState& state, const Shard& part) {
-  if (part.count == 1) return;
-  // Not of the epoch: ranks that take several batches a step may be in the next one.
-  last_order = state.shuffle ? (static_cast<uint64_t>(state.seed) << 2) + 2 : 1;
-  ++passes;
-}
-
-uint64_t divided_passes() { return passes; }
-
-uint64_t divided_order(uint64_t since) { return passes == since ? 0 : last_order.load(); }
 
 DistributedSampler::DistributedSampler(int64_t length, Shard part, SamplerOptions options)
     : length_(length), part_(part), options_(options) {

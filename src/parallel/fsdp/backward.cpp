@@ -274,6 +274,8 @@ void Fsdp::State::finish_pass() {
   flags_.write(mine);
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_->find_changed());
   flags_.clear_prior();
+  flags_.clear_new_order();
+  if (orders_.any()) flags_.write_new_order();
   if (buffers_->is_start_changed()) flags_.write_prior();
   if (objection_.is_raised()) flags_.write_objection();
   plan_.all.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")).wait();
@@ -284,6 +286,9 @@ void Fsdp::State::finish_pass() {
   std::vector<char> reached(model().parameters.size());
   for (size_t i = 0; i < trainable_.size(); ++i) reached[trainable_[i]] = any[i];
   settle(reached);
+  if (plan_.all.size() > 1 && (!ordered_ || flags_.has_new_order())) {
+    compare_orders(plan_.all, fmt::format("pass {} of Fsdp {}", pass_, caller_), orders_.take());
+  }
   if (!ordered_) agree_on_order();
 }
 
@@ -365,8 +370,6 @@ void Fsdp::State::settle(const std::vector<char>& reached) {
 void Fsdp::State::agree_on_order() {
   ordered_ = true;
   if (plan_.all.size() == 1) return;
-  compare_ranks({}, nullptr, plan_.all, fmt::format("pass {} of Fsdp {}", pass_, caller_),
-                data::divided_order(passes_before_));
   std::vector<size_t> order;
   const auto number = [&](const Unit* unit) {
     const auto found = std::ranges::find(

@@ -183,7 +183,7 @@ class Fsdp::State : public GradientListener,
   std::vector<std::weak_ptr<Call>> fired_;
   std::vector<Unit*> reduce_order_, completed_order_;
   bool ordered_ = false;
-  const uint64_t passes_before_ = data::divided_passes();  // over samples, before this Fsdp
+  data::NewOrders orders_;  // of samples, to compare
   size_t launched_ = 0;
   std::deque<UnitFlat*> in_flight_;
 };

@@ -101,6 +101,104 @@ void expect_compared_orders() {
   });
 }
 
+// A pass over one batch, or over those of the loader.
+void pass(torch::nn::Linear& net) { call(net, torch::ones({1, 2})).sum().backward(); }
+void pass(torch::nn::Linear& net, data::Loader& loader) {
+  for (auto [x, y] : loader.epoch(0)) call(net, x).sum().backward();
+}
+
+const data::TensorDataset& samples(int64_t count) {
+  static std::map<int64_t, data::TensorDataset> sets;
+  return sets.try_emplace(count, torch::ones({count, 2}), torch::ones({count})).first->second;
+}
+
+template <typename Wrapper>
+void expect_compared_lengths() {
+  spawn(2, [&](World& world) {
+    for (const bool shuffle : {true, false}) {
+      torch::nn::Linear net(2, 1);
+      Wrapper wrapper(net, world.group());
+      data::Loader loader(samples(38 + 2 * world.rank()), world,
+                          {.batch_size = 4, .seed = 7, .shuffle = shuffle});
+      const auto order = [&](int64_t count) {
+        return std::to_string(count) + " samples, " + (shuffle ? "seed 7" : "not shuffled");
+      };
+      EXPECT_THAT(message_of<ConfigError>([&] { pass(net, loader); }),
+                  AllOf(HasSubstr("pass 1 of"), HasSubstr("rank 1 differs from rank 0 (2 ranks)"),
+                        HasSubstr(order(38) + " on rank 0, " + order(40) + " on rank 1")));
+    }
+  });
+  // Each half of the ranks divides a set of its own, of which each rank has half.
+  spawn(4, [&](World& world) {
+    torch::nn::Linear net(2, 1);
+    Wrapper wrapper(net, world.group());
+    data::Loader loader(samples(world.rank() < 2 ? 8 : 7), Shard{world.rank() % 2, 2},
+                        {.batch_size = 2, .seed = 7});
+    pass(net, loader);
+  });
+}
+
+TEST(CheckSame, RanksWithOtherNumbersOfSamplesAreTold) { expect_compared_lengths<Ddp>(); }
+TEST(CheckSame, RanksOfAnFsdpWithOtherNumbersOfSamplesAreTold) { expect_compared_lengths<Fsdp>(); }
+
+template <typename Wrapper>
+void expect_compared_later() {
+  spawn(2, [&](World& world) {
+    torch::nn::Linear net(2, 1);
+    Wrapper wrapper(net, world.group());
+    for (int i = 0; i < 3; ++i) pass(net);  // of no data set, to warm up
+    data::Loader same(samples(8), world, {.batch_size = 2, .seed = 1});
+    data::Loader other(samples(8), world, {.batch_size = 2, .seed = 2 + world.rank()});
+    pass(net, same);
+    pass(net, same);
+    EXPECT_THAT(message_of<ConfigError>([&] { pass(net, other); }),
+                AllOf(HasSubstr("pass 8 of"), HasSubstr("8 samples, seed 2 on rank 0, 8 samples, "
+                                                        "seed 3 on rank 1")));
+    pass(net, same);
+  });
+  // Of two that begin at once, one differs.
+  spawn(2, [&](World& world) {
+    torch::nn::Linear net(2, 1);
+    Wrapper wrapper(net, world.group());
+    data::Loader same(samples(8), world, {.batch_size = 2, .seed = 1});
+    data::Loader other(samples(8), world, {.batch_size = 2, .seed = 2 + world.rank()});
+    other.epoch(0);
+    EXPECT_THAT(message_of<ConfigError>([&] { pass(net, same); }), HasSubstr("seed 3 on rank 1"));
+  });
+}
+
+TEST(CheckSame, AnOrderThatComesLaterIsCompared) { expect_compared_later<Ddp>(); }
+TEST(CheckSame, AnOrderThatComesLaterIsComparedUnderFsdp) { expect_compared_later<Fsdp>(); }
+
+template <typename Wrapper>
+void expect_one_may_look() {
+  spawn(3, [&](World& world) {
+    torch::nn::Linear net(2, 1);
+    Wrapper wrapper(net, world.group());
+    data::Loader loader(samples(9), world, {.batch_size = 1, .seed = 1});
+    data::Loader look(samples(5), world, {.batch_size = 1, .shuffle = false});
+    for (int step = 0; auto [x, y] : loader.epoch(0)) {
+      if (world.rank() == step++) look.epoch(0);
+      call(net, x).sum().backward();
+    }
+  });
+}
+
+TEST(CheckSame, OneRankMayLookAtFurtherSamples) { expect_one_may_look<Ddp>(); }
+TEST(CheckSame, OneRankOfAnFsdpMayLookAtFurtherSamples) { expect_one_may_look<Fsdp>(); }
+
+TEST(CheckSame, TheOrderIsComparedHoweverRarelyParametersAre) {
+  for (const int64_t every : {1, 2, 100}) {
+    spawn(2, [&](World& world) {
+      torch::nn::Linear net(2, 1);
+      Ddp ddp(net, world, {.check_same_every = every});
+      data::Loader loader(samples(8), world, {.batch_size = 2, .seed = world.rank()});
+      EXPECT_THAT(message_of<ConfigError>([&] { pass(net, loader); }),
+                  AllOf(HasSubstr("pass 1 of Ddp 1"), HasSubstr("some samples come twice")));
+    });
+  }
+}
+
 TEST(CheckSame, TheFirstPassComparesTheOrderOfSamples) { expect_compared_orders<Ddp>(); }
 TEST(CheckSame, TheFirstPassOfAnFsdpComparesTheOrderOfSamples) { expect_compared_orders<Fsdp>(); }
 

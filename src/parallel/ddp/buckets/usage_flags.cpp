@@ -79,12 +79,17 @@ bool UsageFlags::has_prior() const { return of_prior().any().item<bool>(); }
 void UsageFlags::write_objection() { of_objection().fill_(1); }
 void UsageFlags::clear_objection() { of_objection().zero_(); }
 
+void UsageFlags::write_new_order() { of_new_order().fill_(1); }
+void UsageFlags::clear_new_order() { of_new_order().zero_(); }
+bool UsageFlags::has_new_order() const {
+  return elements_.is_cpu() ? is_set(counts_.all() - 3) : of_new_order().any().item<bool>();
+}
+
 // A sum of zeros is zero in every bit, so this need not know the dtype. It runs in every pass.
-bool UsageFlags::objected() const {
+bool UsageFlags::is_set(size_t place) const {
   if (!elements_.is_cpu()) return false;
   const size_t width = elements_.element_size();
-  const char* element =
-      static_cast<const char*>(elements_.const_data_ptr()) + (counts_.all() - 1) * width;
+  const char* element = static_cast<const char*>(elements_.const_data_ptr()) + place * width;
   return std::any_of(element, element + width, [](char byte) { return byte != 0; });
 }
 

@@ -1,5 +1,6 @@
 // Flags appended to the last bucket: which parameters some rank reached, which ranks had gradients,
-// which buffers some rank changed, whether some rank refuses the pass, and what Join needs.
+// which buffers some rank changed, whether some rank refuses the pass or divides samples in an
+// order that was not compared yet, and what Join needs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,7 @@
 namespace lockstep::parallel {
 
 // One element per parameter, set where it was reached; with Unused::Error as many more, set where
-// it was not but should have been; then two per rank, one per buffer, and two. What matters after
+// it was not but should have been; then two per rank, one per buffer, and three. What matters after
 // the reduction is only whether the sum or average is above 0, which no rounding of a narrow dtype
 // can change.
 class UsageFlags {
@@ -26,7 +27,7 @@ class UsageFlags {
   UsageFlags() = default;
   struct Counts {
     size_t parameters = 0, lacking = 0, ranks = 0, buffers = 0;
-    size_t all() const { return parameters + lacking + 2 * ranks + buffers + 2; }
+    size_t all() const { return parameters + lacking + 2 * ranks + buffers + 3; }
   };
   // `elements` are of any real dtype, as many as counted; collectives combine them in place.
   UsageFlags(at::Tensor elements, const Counts& counts)
@@ -47,6 +48,8 @@ class UsageFlags {
   void clear_prior();
   void write_changed(const std::vector<char>& changed);
   void write_objection();
+  // A Loader or sampler of this rank divides samples in an order that was not compared yet.
+  void write_new_order();
 
   // After it.
   bool any_lacking() const;
@@ -58,8 +61,12 @@ class UsageFlags {
   std::vector<double> changed() const;  // by buffer: the sum or average over ranks
   // Whether some rank wrote an objection. Always false on a device, where to ask would mean to wait
   // for it. The flag stays until clear_objection().
-  bool objected() const;
+  bool objected() const { return is_set(counts_.all() - 1); }
   void clear_objection();
+  // Whether some rank wrote a new order. On a device this waits for it. Stays until
+  // clear_new_order().
+  bool has_new_order() const;
+  void clear_new_order();
 
  private:
   at::Tensor of_parameters() const { return part(0, counts_.parameters); }
@@ -70,10 +77,12 @@ class UsageFlags {
   at::Tensor of_buffers() const {
     return part(counts_.parameters + counts_.lacking + 2 * counts_.ranks, counts_.buffers);
   }
+  at::Tensor of_new_order() const { return part(counts_.all() - 3, 1); }
   at::Tensor of_prior() const { return part(counts_.all() - 2, 1); }
   at::Tensor of_objection() const { return part(counts_.all() - 1, 1); }
   std::vector<int> ranks_in(size_t block) const;
   at::Tensor part(size_t begin, size_t count) const;
+  bool is_set(size_t place) const;  // false on a device
 
   at::Tensor elements_;
   Counts counts_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <unordered_map>
 
 #include "lockstep/core/error.h"
@@ -20,10 +21,15 @@ namespace {
 
 enum class Foreign : uint8_t { Skip, Include };
 
+constexpr std::string_view kOrder =
+    "the order in which a Loader or sampler divides the samples (its seed, shuffle or number of "
+    "samples)";
+
 // Names and fingerprints, in an order that all ranks have.
 struct Inventory {
   std::vector<std::string> names;
   std::vector<uint64_t> prints;
+  std::vector<data::DividedOrder> orders;  // their print is the first
 
   void add(std::string name, uint64_t print) {
     names.push_back(std::move(name));
@@ -32,6 +38,7 @@ struct Inventory {
   void add(const Model& model);
   // `foreign`: also the state of parameters that the model does not have.
   void add(const Model& model, const torch::optim::Optimizer& optimizer, Foreign foreign);
+  bool has_orders() const { return !names.empty() && names[0] == kOrder; }
   std::string_view bytes() const {
     return {reinterpret_cast<const char*>(prints.data()), prints.size() * sizeof(uint64_t)};
   }
@@ -79,8 +86,68 @@ void Inventory::add(const Model& model, const torch::optim::Optimizer& optimizer
   }
 }
 
-constexpr std::string_view kOrder =
-    "the order in which a Loader or sampler divides the samples (its seed or shuffle)";
+using Orders = std::vector<data::DividedOrder>;
+
+std::string_view bytes_of(const Orders& orders) {
+  return {reinterpret_cast<const char*>(orders.data()), orders.size() * sizeof(data::DividedOrder)};
+}
+
+Inventory inventory_of(const Orders& orders, const Group& group) {
+  Inventory mine;
+  mine.orders = orders;
+  for (auto& order : mine.orders) {
+    // Several groups of ranks may have a set each.
+    if (order.parts < group.size()) order.length = 0;
+    order.parts = 0;
+  }
+  std::ranges::sort(mine.orders);
+  const auto [end, last] = std::ranges::unique(mine.orders);
+  mine.orders.erase(end, last);
+  mine.add(std::string(kOrder), fingerprint(bytes_of(mine.orders)));
+  return mine;
+}
+
+template <typename Ranks>
+std::string differing(const Ranks& ranks) {
+  return ranks.size() == 1 ? fmt::format("rank {} differs", ranks[0])
+                           : fmt::format("ranks {} differ", fmt::join(ranks, ", "));
+}
+
+// Those of `mine` that are not among `others`.
+Orders only_in(const Orders& mine, const Orders& others) {
+  Orders only;
+  std::ranges::set_difference(mine, others, std::back_inserter(only));
+  return only;
+}
+
+// The sentence of two ranks that do not divide the same samples; empty without any. Orders are
+// compared by each two ranks, so that all ranks write the same.
+std::string difference_of_orders(const Orders& mine, const Group& group) {
+  std::vector<Orders> by_rank;
+  for (const auto& bytes :
+       group.all_gather_bytes(bytes_of(mine), {.label = "check_same: orders"})) {
+    by_rank.emplace_back(bytes.size() / sizeof(data::DividedOrder));
+    if (!bytes.empty()) std::memcpy(by_rank.back().data(), bytes.data(), bytes.size());
+  }
+  for (size_t first = 0; first < by_rank.size(); ++first) {
+    std::vector<size_t> others;
+    std::string texts;
+    for (size_t rank = first + 1; rank < by_rank.size(); ++rank) {
+      const Orders there = only_in(by_rank[first], by_rank[rank]);
+      const Orders here = only_in(by_rank[rank], by_rank[first]);
+      if (there.empty() || here.empty()) continue;
+      if (others.empty()) {
+        texts = fmt::format("{} on rank {}, {} on rank {}", data::text_of(there[0]), first,
+                            data::text_of(here[0]), rank);
+      }
+      others.push_back(rank);
+    }
+    if (others.empty()) continue;
+    return fmt::format("{} from rank {} ({} ranks), first in {}: {}", differing(others), first,
+                       group.size(), kOrder, texts);
+  }
+  return {};
+}
 
 // The sentence of what differs; empty when nothing does.
 std::string difference(const Inventory& mine, const Group& group) {
@@ -98,14 +165,12 @@ std::string difference(const Inventory& mine, const Group& group) {
     std::memcpy(theirs.data(), bytes.data(), bytes.size());
     by_rank.push_back(std::move(theirs));
   }
-  // A rank that has divided no samples has no order that could be another one.
-  const auto divides_none = [](const std::vector<uint64_t>& theirs) { return theirs[0] == 0; };
-  if (!mine.names.empty() && mine.names[0] == kOrder &&
-      std::ranges::any_of(by_rank, divides_none)) {
+  const auto same = [&](const auto& theirs) { return theirs == by_rank[0]; };
+  const auto same_orders = [&](const auto& theirs) { return theirs[0] == by_rank[0][0]; };
+  if (mine.has_orders() && !std::ranges::all_of(by_rank, same_orders)) {
+    if (auto text = difference_of_orders(mine.orders, group); !text.empty()) return text;
     for (auto& theirs : by_rank) theirs[0] = 0;
-    if (std::ranges::all_of(by_rank, [&](const auto& theirs) { return theirs == by_rank[0]; })) {
-      return {};
-    }
+    if (std::ranges::all_of(by_rank, same)) return {};
   }
   // Rank 0 writes the sentence, so that all ranks throw the same.
   const auto [first, ranks] = [&] {
@@ -124,17 +189,19 @@ std::string difference(const Inventory& mine, const Group& group) {
   const std::string name = group.broadcast_bytes(
       first < mine.names.size() ? mine.names[first] : "the number of parameters and buffers", 0,
       {.label = "check_same: name"});
-  return fmt::format("rank{} {} differ{} from rank 0 ({} ranks), first in {}",
-                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
-                     ranks.size() == 1 ? "s" : "", group.size(), name);
+  return fmt::format("{} from rank 0 ({} ranks), first in {}", differing(ranks), group.size(),
+                     name);
 }
 
 void compare(const Inventory& mine, const Group& group, std::string_view when) {
   const std::string text = difference(mine, group);
-  flight::note_comparison(
-      fmt::format("{}: {}", when, text.empty() ? "the ranks are the same" : text));
+  // Of orders alone that are the same there is nothing to note.
+  if (!text.empty() || !mine.has_orders() || mine.names.size() > 1) {
+    flight::note_comparison(
+        fmt::format("{}: {}", when, text.empty() ? "the ranks are the same" : text));
+  }
   if (text.empty()) return;
-  if (text.ends_with(kOrder)) {
+  if (text.find(kOrder) != std::string::npos) {
     throw ConfigError(fmt::format(
         "[check_same] {}: {}: some samples come twice and some never. Give all ranks the same",
         when, text));
@@ -152,12 +219,15 @@ constexpr std::string_view kCall = "a call of check_same()";
 }  // namespace
 
 void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
-                   std::string_view when, std::optional<uint64_t> order) {
-  Inventory mine;
-  if (order) mine.add(std::string(kOrder), *order);
+                   std::string_view when, const Orders& orders) {
+  Inventory mine = inventory_of(orders, group);
   mine.add(model);
   if (optimizer != nullptr) mine.add(model, *optimizer, Foreign::Skip);
   compare(mine, group, when);
+}
+
+void compare_orders(const Group& group, std::string_view when, const Orders& orders) {
+  if (group.size() > 1) compare(inventory_of(orders, group), group, when);
 }
 
 void check_same(const torch::nn::Module& module, const Group& group) {

@@ -305,18 +305,26 @@ void Reducer::finish_pass() {
 }
 
 // The parameters are those that the forward used. Those of the first pass are compared in any case:
-// a forward may have given them values of its own batch.
+// a forward may have given them values of its own batch. So is the order of samples, and another
+// one when it comes.
 void Reducer::check_same() {
   if (quiet_ || shadows_ || !join_.all_in_backward()) return;
   const bool is_first = !std::exchange(compared_, true), is_asked = options_.check_same_every > 0;
-  if (is_asked ? ++unchecked_ < options_.check_same_every : !is_first) return;
+  const bool is_due = is_asked ? ++unchecked_ >= options_.check_same_every : is_first;
+  if (!is_due && !is_first && !has_new_order()) return;
+  flags_.clear_new_order();
+  const std::string when = fmt::format("pass {} of Ddp {}", clock_.count(), caller_);
+  if (!is_due) return compare_orders(group_, when, orders_.take());
   unchecked_ = 0;
   Model model = module_.model();
   if (!is_asked || options_.buffers == Buffers::None) model.buffers.clear();
-  std::optional<uint64_t> order;
-  if (is_first) order = data::divided_order(passes_before_);
-  compare_ranks(model, optimizer_, group_,
-                fmt::format("pass {} of Ddp {}", clock_.count(), caller_), order);
+  compare_ranks(model, optimizer_, group_, when, orders_.take());
+}
+
+// Some rank has, so that the answer is the same on all. On a device the flags cannot be read
+// without waiting for it, and from the fourth pass on a step may be captured.
+bool Reducer::has_new_order() const {
+  return flags_.elements().is_cpu() ? flags_.has_new_order() : pass_ <= 3;
 }
 
 // The flags say which buffers some rank changed.
@@ -368,6 +376,7 @@ void Reducer::write_flags() {
   if (join_.is_joined()) flags_.write_presence(group_.rank(), mine);
   if (lanes_) flags_.clear_prior();
   if (join_.has_prior() || buffers_.is_start_changed()) flags_.write_prior();
+  if (orders_.any()) flags_.write_new_order();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();
 }
 

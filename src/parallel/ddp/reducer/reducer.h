@@ -142,6 +142,7 @@ class Reducer : public GradientListener,
   void average_sparse();
   void add_priors();
   void check_same();
+  bool has_new_order() const;
   bool is_in_lane() const { return plan_ && plan_->is_open(); }
   // Whether this backward() communicates with the other ranks.
   bool is_last_lane() const { return !plan_ || plan_->meets(); }
@@ -190,9 +191,9 @@ class Reducer : public GradientListener,
   JoinState join_;
   PassClock clock_;
   const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
-  int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
-  bool compared_ = false;  // the first of them is over
-  const uint64_t passes_before_ = data::divided_passes();  // over samples, before this Reducer
+  int64_t unchecked_ = 0;   // passes that count since check_same() compared the ranks
+  bool compared_ = false;   // the first of them is over
+  data::NewOrders orders_;  // to compare
 
   // Of the pass.
   BackwardPass backward_;
