@@ -73,6 +73,7 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
 Phase iteration(const RunOptions& o, int64_t iterations) {
   Phase out{fmt::format("{} iterations, each", iterations), {}};
   add_rollout(out, o, fmt::format("{} episodes", o.prompts * o.group_size));
+  out.calls.push_back({"all_gather_bytes", "lanes", "whether all have those that they played"});
   if (has_reference(o) && reference_place(o) != ReferencePlace::Resident) {
     out.calls.push_back({"all_gather", "units", "blocks of the reference, for each lane"});
   }

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/rl/episode.h"
+#include "rl/policy/agreed.h"
 
 namespace lockstep::rl {
 namespace {
@@ -90,9 +91,7 @@ double scripted(const Course& course, const RolloutPlan& plan, const Limits& lim
 }
 
 void check_environments(const Rollout& rollout, const std::string& why, const comm::Group& group) {
-  const auto died = std::count_if(
-      rollout.outcomes.begin(), rollout.outcomes.end(),
-      [](const Outcome& outcome) { return outcome.end == static_cast<double>(End::EnvError); });
+  const auto died = std::count_if(rollout.outcomes.begin(), rollout.outcomes.end(), is_lost);
   const auto count = static_cast<int64_t>(rollout.outcomes.size());
   if (died * 5 <= count) return;
   for (const auto& of_rank : group.all_gather_bytes(why, {.label = "environments"})) {
@@ -137,6 +136,7 @@ std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan
   double sum = 0, count = 0;
   for (size_t i = 0; i < plan.episodes.size(); ++i) {
     if (!has_all && plan.episodes[i].task.domain != stage.domain) continue;
+    if (is_lost(rollout.outcomes[i])) continue;
     sum += rollout.outcomes[i].reward;
     ++count;
   }
@@ -145,7 +145,8 @@ std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan
 
 std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
                                          int64_t stage) {
-  const auto count = static_cast<double>(rollout.outcomes.size());
+  const auto lost = std::count_if(rollout.outcomes.begin(), rollout.outcomes.end(), is_lost);
+  const auto count = static_cast<double>(std::ssize(rollout.outcomes) - lost);
   std::map<std::string, double> values{{"reward", learnt.reward},
                                        {"equal groups", learnt.equal_share},
                                        {"kl", learnt.kl},
@@ -155,6 +156,7 @@ std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& l
                                        {"stage", static_cast<double>(stage + 1)}};
   double longest = 0;
   for (const auto& outcome : rollout.outcomes) {
+    if (is_lost(outcome)) continue;
     values["reward/state"] += outcome.state / count;
     values["reward/told"] += outcome.told / count;
     values["reward/policy"] += outcome.policy / count;
