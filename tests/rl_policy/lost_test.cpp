@@ -218,6 +218,22 @@ TEST(Lost, WorldsThatDieAsTheyBeginAskTheAgentForNothing) {
   });
 }
 
+TEST(Lost, EpisodesOfABaselineAreWarnedOf) {
+  rl::Course course;
+  course.arenas["frail"] = {std::make_shared<FrailDomain>(),
+                            [] { return std::make_unique<Talker>(); }};
+  const auto said = [&](const std::vector<std::string>& ids) {
+    testing::internal::CaptureStderr();
+    rl::scripted(course, {.episodes = frail_tasks(ids)}, {},
+                 [](const auto&) { return std::vector<std::string>{"Done."}; });
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said({"0", "1", "2", "1"}),
+              AllOf(HasSubstr("in a baseline the environments of 2 of 4 episodes died"),
+                    HasSubstr("the last one: [test] it died")));
+  EXPECT_EQ(said({"0", "2"}), "");
+}
+
 TEST(Rollout, NeedsATextBetweenMessages) {
   isolated([] {
     auto text = rl::chat_text();
@@ -275,6 +291,11 @@ TEST(Learner, RefusesRolloutsWithOtherLanesOnAllRanks) {
     if (world.rank() == 1) rollout.numbers[0][0] = 8;
     EXPECT_THAT(said(rollout), HasSubstr("rank 1: lane 0 of this rank has episode 8"));
     EXPECT_TRUE(learner.learn(rollout_of(world.group(), told, 2, 6), 0).updated);
+    for (const size_t lanes : {2, 4}) {
+      const std::vector<std::vector<const models::DialogueTokens*>> batches(lanes);
+      EXPECT_THAT(message_of<ConfigError>([&] { learner.imitate(batches, 1, 0); }),
+                  HasSubstr(std::to_string(lanes) + " lanes; this rank has 3 of 6"));
+    }
   });
 }
 

@@ -123,7 +123,7 @@ class Learner {
 
   // One supervised step: the mean loss of all tokens with the mark of own ones, over all ranks.
   // Batches of this rank's lanes, in order; `tokens` counts those of all lanes. The learning rate
-  // is the optimizer's.
+  // is the optimizer's. Throws ConfigError for batches of another number of lanes.
   double imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
                  int64_t tokens, int64_t step);
 

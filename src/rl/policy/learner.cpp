@@ -411,6 +411,10 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
 double Learner::imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
                         int64_t tokens, int64_t step) {
   auto& s = *state_;
+  if (std::ssize(lanes) != s.own_lanes) {
+    throw ConfigError(fmt::format("[learner] imitate: batches of {} lanes; this rank has {} of {}",
+                                  lanes.size(), s.own_lanes, s.options.lanes));
+  }
   s.zero_grad();
   auto mean = s.lane_mean();
   size_t own = 0;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/rl/episode.h"
 #include "rl/policy/agreed.h"
 
@@ -16,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Parts of rewards that say whether the customer was told what he had to be told: the embedded
-// domains' and tau2's.
+// domains' and tau2's, whose tasks have it where there is something to be told.
 constexpr const char* kTold[] = {"told", "COMMUNICATE"};
 
 bool is_of_agent(const Message& message) { return message.role == Role::Assistant; }
@@ -41,7 +42,8 @@ EvaluatedTrial trial_of(const Played& played) {
   }
   for (const char* name : kTold) {
     const auto part = played.reward.parts.find(name);
-    out.told = out.told || (part != played.reward.parts.end() && part->second >= 1);
+    if (part == played.reward.parts.end()) continue;
+    out.told = out.told.value_or(false) || part->second >= 1;
   }
   return out;
 }
@@ -75,6 +77,8 @@ std::map<std::string, double> by_domain(const Curriculum& curriculum, size_t cou
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
                 const std::function<std::vector<std::string>(const Planned&)>& lines) {
   double sum = 0;
+  int64_t died = 0;
+  std::string why;  // the last of them
   for (const auto& planned : plan.episodes) {
     const Arena& arena = course.arenas.at(planned.task.domain);
     const auto environment = arena.domain->make();
@@ -86,6 +90,15 @@ double scripted(const Course& course, const RolloutPlan& plan, const Limits& lim
     }
     episode.stop(End::AgentStop);
     sum += episode.reward().value;
+    if (episode.why() != End::EnvError) continue;
+    ++died;
+    why = episode.reward().note;
+  }
+  if (died > 0) {
+    log::warn(
+        fmt::format("[three_domain] in a baseline the environments of {} of {} episodes died, "
+                    "which count with reward 0; the last one: {}",
+                    died, plan.episodes.size(), why));
   }
   return plan.episodes.empty() ? 0 : sum / static_cast<double>(plan.episodes.size());
 }

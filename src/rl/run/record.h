@@ -15,7 +15,7 @@
 
 namespace lockstep::rl {
 
-// Mean reward of an agent whose lines are known.
+// Mean reward of an agent whose lines are known. Warns of environments that died.
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
                 const std::function<std::vector<std::string>(const Planned&)>& lines);
 
