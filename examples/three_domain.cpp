@@ -104,7 +104,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option(
       "--chat-format", o.chat_format,
       "qwen3, qwen3-2507 or compact [compact for the tiny model, else by its chat template]");
-  add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
+  add("--lanes", o.lanes,
+      "parts of a batch; 0: as many as ranks, or those of the run that is resumed");
   add("--parallel", flags.parallel,
       "ddp: each rank has all of the model; fsdp: it is sharded; auto: as `lockstep plan` says")
       ->check(CLI::IsMember({"auto", "ddp", "fsdp"}));

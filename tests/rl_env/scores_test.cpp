@@ -178,6 +178,27 @@ TEST(StageScores, AreOfTheEvaluationAfterTheStage) {
   EXPECT_THROW(stage_scores(run, 2), ConfigError);
 }
 
+TEST(OutputUsage, IsOfTrialsInWhichThereIsSomethingToTell) {
+  auto run = two_stages();
+  auto& last = run.cells[2];
+  last[0][0].trials[0].told = std::nullopt;  // five of eight had been told
+  last[1][0].trials[0].told = false;
+  last[1][0].trials[1].told = std::nullopt;
+  const auto usage = [&] {
+    return nlohmann::json::parse(metrics_json(run)).at("fine_grained").at("tool_output_usage");
+  };
+  EXPECT_NEAR(usage().get<double>(), 2 / 6., 1e-12);
+  EXPECT_NEAR(stage_scores(run, 1).tools.at("ship").output_usage.value(), 1 / 3., 1e-12);
+  for (auto& column : last) {
+    for (auto& task : column) {
+      for (auto& trial : task.trials) trial.told = std::nullopt;
+    }
+  }
+  EXPECT_TRUE(usage().is_null());
+  EXPECT_FALSE(stage_scores(run, 1).tools.at("ship").output_usage);
+  EXPECT_EQ(stage_scores(run, 1).tools.at("ship").success, .75);
+}
+
 TEST(MetricsJson, AStageWithoutACurveKeepsItsPlace) {
   auto run = two_stages();
   run.stages[0].curve.clear();

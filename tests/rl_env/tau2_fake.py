@@ -1,7 +1,10 @@
 """Answers as tools/tau2/lockstep_tau2.py does, of a world with one task; a tool's name says what goes wrong."""
 import json
+import os
 import sys
 import time
+
+calls = {}  # of each world
 
 for line in sys.stdin:
     request = json.loads(line)
@@ -16,6 +19,7 @@ for line in sys.stdin:
     elif op == "gold":
         reply.update(actions=[{"name": "f", "arguments": {"a": [1]}, "requestor": "assistant"}], told=["so"])
     elif op == "reset":
+        calls[request["sid"]] = 0
         reply.update(policy="p", tools=[{"type": "function"}], user_tools=[],
                      scenario="Reason for call: " + request.get("file", "help"), ticket=None,
                      basis=["DB"], guidelines="Be brief.\n")
@@ -23,6 +27,11 @@ for line in sys.stdin:
             reply.update(scenario="", ticket="mend the phone")
     elif op == "call":
         name = request["call"]["name"]
+        calls[request["sid"]] += 1
+        if name == "count":
+            reply["content"] = str(calls[request["sid"]])
+        if name == "process":
+            reply["content"] = str(os.getpid())
         if name == "hang":
             time.sleep(1000)
         if name == "die":

@@ -164,7 +164,7 @@ TEST(Tau2, TakesTasksOfAFile) {
   EXPECT_THAT(said(path), AllOf(HasSubstr("ValueError"), HasSubstr("(tasks of " + path + ")")));
 }
 
-TEST(Tau2, EachDeathCostsItsEpisodesAndAnotherProcessServesTheNext) {
+TEST(Tau2, EachDeathCostsItsEpisodeAndAnotherProcessServesTheOthers) {
   struct Case {
     std::string tool;
     std::string says;
@@ -185,14 +185,66 @@ TEST(Tau2, EachDeathCostsItsEpisodesAndAnotherProcessServesTheNext) {
     EXPECT_EQ(episode.why(), End::EnvError) << tool;
     EXPECT_EQ(episode.reward().value, 0);
     EXPECT_THAT(episode.reward().note, HasSubstr(says)) << tool;
-    other.agent_says(call_of("f"));
-    EXPECT_EQ(other.why(), End::EnvError) << tool;
+    EXPECT_THROW(world->call({.name = "f"}), EnvironmentError);
+    EXPECT_FALSE(other.agent_says(call_of("f")).empty()) << tool;
+    EXPECT_FALSE(other.over()) << tool;
     EXPECT_EQ(bridge.deaths(), 1);
     episode.begin(kFlight, 0);
     EXPECT_FALSE(episode.agent_says(call_of("f")).empty());
-    // The other one's world has not come back.
-    EXPECT_THROW(beside->call({.name = "f"}), EnvironmentError);
+    EXPECT_FALSE(beside->call({.name = "f"}).error);
+    EXPECT_EQ(bridge.deaths(), 1);
   }
+}
+
+// With all that was called in them, and nothing of the others.
+TEST(Tau2, WorldsComeBackInAnotherProcess) {
+  const auto bridge = fake();
+  const Tau2Domain domain("airline", bridge);
+  const auto world = domain.make(), beside = domain.make(), drifting = domain.make();
+  for (const auto& each : {world.get(), beside.get(), drifting.get()}) each->reset(kFlight, 0);
+  for (const char* count : {"1", "2"}) EXPECT_EQ(beside->call({.name = "count"}).content, count);
+  drifting->call({.name = "process"});
+  EXPECT_THROW(world->call({.name = "die"}), EnvironmentError);
+  EXPECT_EQ(beside->call({.name = "count"}).content, "3");
+  // The process ends again before it asks, also for the rewards.
+  EXPECT_THROW(world->call({.name = "f"}), EnvironmentError);
+  world->reset(kFlight, 0);
+  EXPECT_THROW(world->call({.name = "die"}), EnvironmentError);
+  EXPECT_EQ(beside->evaluate({}, End::UserStop).value, 1);
+  EXPECT_EQ(beside->call({.name = "count"}).content, "4");
+  EXPECT_EQ(bridge.deaths(), 2);
+  // What is another one than it was is lost.
+  EXPECT_THAT(message_of<EnvironmentError>([&] { drifting->call({.name = "f"}); }),
+              HasSubstr("a tool did not return again what it had returned"));
+  EXPECT_THROW(drifting->call({.name = "f"}), EnvironmentError);
+  drifting->reset(kFlight, 0);
+  EXPECT_EQ(drifting->call({.name = "count"}).content, "1");
+  // One that was not asked while the process of its world ended begins anew all the same.
+  EXPECT_THROW(drifting->call({.name = "die"}), EnvironmentError);
+  beside->reset(kFlight, 0);
+  EXPECT_EQ(beside->call({.name = "count"}).content, "1");
+}
+
+// By the program that serves tau2 itself.
+TEST(Tau2, ARequestThatHangsIsInterruptedAndCostsItsWorldAlone) {
+  const Tau2Bridge bridge({.command = {"python3", LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_stub.py",
+                                       LOCKSTEP_SOURCE_DIR "/tools/tau2/lockstep_tau2.py"}});
+  EXPECT_EQ(bridge.version(), "stub");
+  const Tau2Domain domain("airline", bridge);
+  const auto world = domain.make(), beside = domain.make();
+  world->reset(kFlight, 0);
+  beside->reset(kFlight, 0);
+  // Three quarters of the 60 s after which the process would be killed.
+  const double seconds = std::stod(world->call({.name = "seconds"}).content);
+  EXPECT_GT(seconds, 0);
+  EXPECT_LE(seconds, 45);
+  EXPECT_THAT(message_of<EnvironmentError>([&] { world->call({.name = "hang"}); }),
+              HasSubstr("interrupted after 45 s"));
+  EXPECT_THROW(world->call({.name = "seconds"}), EnvironmentError);
+  EXPECT_FALSE(beside->call({.name = "seconds"}).error);
+  world->reset(kFlight, 0);
+  EXPECT_FALSE(world->call({.name = "seconds"}).error);
+  EXPECT_EQ(bridge.deaths(), 0);
 }
 
 TEST(Tau2, AHungProcessIsKilledInTime) {

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "lockstep/core/error.h"
+#include "rl/run/setup.h"
 #include "rl_policy/even_course.h"
 #include "support/thrown.h"
 
@@ -141,6 +143,44 @@ TEST(JointRun, IsRefusedWhereItSaysNothing) {
     o.joint_run = folder / "joint";
     EXPECT_THAT(refusal(o), HasSubstr("leave one of them out"));
   });
+}
+
+// The files may be elsewhere, but not others.
+TEST(JointRun, HasToBeMeasuredOnTheSameFilesOfTasks) {
+  const Folder folder;
+  write(folder / "tasks.json", "[1]");
+  write(folder / "copy.json", "[1]");
+  write(folder / "others.json", "[2]");
+  auto o = options(folder / "run");
+  o.order = {"airline"};
+  const auto measured_on = [&](const std::string& path) {
+    auto joint = o;
+    joint.joint = true;
+    if (!path.empty()) joint.task_files["airline"] = path;
+    const Json results = {{"config", joint.as_text()},
+                          {"matrix", {{"columns", {"airline"}}, {"R", {{0.}, {.5}}}}}};
+    write(folder / "joint.json", results.dump());
+    std::filesystem::create_directories(folder / "joint");
+    std::filesystem::rename(folder / "joint.json", folder / "joint/results.json");
+  };
+  o.joint_run = folder / "joint";
+  const auto rewards = [&](const std::string& path) {
+    o.task_files["airline"] = path;
+    return rl::joint_rewards(comm::Group(), o);
+  };
+  const auto refused = [&](const std::string& path) {
+    return message_of<ConfigError>([&] { rewards(path); });
+  };
+  measured_on(folder / "tasks.json");
+  EXPECT_EQ(rewards(folder / "tasks.json").at("airline"), .5);
+  EXPECT_EQ(rewards(folder / "copy.json").at("airline"), .5);
+  EXPECT_THAT(refused(folder / "others.json"),
+              testing::AllOf(HasSubstr("was measured with --airline-tasks " + (folder / "tasks")),
+                             HasSubstr("this run with " + (folder / "others.json"))));
+  EXPECT_THAT(refused(""), HasSubstr("this run with ''"));
+  measured_on("");
+  EXPECT_EQ(rewards("").at("airline"), .5);
+  EXPECT_THAT(refused(folder / "tasks.json"), HasSubstr("--airline-tasks '', this run with /"));
 }
 
 TEST(Ramp, BeginsWithTasksOfTheFirstLevel) {

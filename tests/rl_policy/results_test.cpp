@@ -102,6 +102,24 @@ TEST(RunState, KeepsWhatItHasAndReadsOldOnes) {
   EXPECT_TRUE(old.started.empty() && old.all_seconds.empty());
 }
 
+TEST(Results, SayOfATrialWhetherThereWasSomethingToTell) {
+  rl::Rollout rollout{.outcomes = std::vector<rl::Outcome>(4), .numbers = {{0, 1, 2, 3}}};
+  const std::vector<std::map<std::string, double>> parts = {
+      {{"ENV_ASSERTION", 1}}, {{"DB", 1}, {"COMMUNICATE", 0}}, {{"COMMUNICATE", 1}}, {{"told", 1}}};
+  rollout.episodes.emplace_back();
+  for (const auto& part : parts) {
+    rollout.episodes.back().push_back({.reward = {.parts = part}, .end = End::UserStop});
+  }
+  rl::RunState state{.rows = {{rl::cell_of(rollout, comm::Group())}}};
+  const auto told = [](const rl::RunState& of, size_t i) { return of.rows[0][0].trials[i].told; };
+  for (const auto& each : {state, rl::RunState::from_json(state.to_json())}) {
+    EXPECT_EQ(told(each, 0), std::nullopt);
+    EXPECT_EQ(told(each, 1), false);
+    EXPECT_EQ(told(each, 2), true);
+    EXPECT_EQ(told(each, 3), true);
+  }
+}
+
 // An iteration that replays earlier domains alone is no point of the stage's learning curve.
 TEST(OwnReward, IsNothingWithoutTasksOfTheStage) {
   const rl::Rollout rollout{.outcomes = {{.reward = 1}, {.reward = .5}}};

@@ -106,6 +106,19 @@ TEST(RunWarnings, AStragglerThatWaitsForItsDiskIsToldFromOneThatComputes) {
   EXPECT_THAT(events[0].text, HasSubstr("it waits for data for longer"));
 }
 
+// A file of lockstep train has a key for that, three_domain a flag.
+TEST(RunWarnings, AStragglerThatSavesIsToldWhatTheProgramHas) {
+  const auto events = said(3, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.step_seconds = 0.017, rank.communication_seconds = 0.007;
+    report.ranks[0].communication_seconds = 0.002;
+    report.ranks[0].checkpoint_seconds = 0.0055;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("it saves for longer"));
+  EXPECT_THAT(events[0].advice, HasSubstr("checkpoint.async"));
+  EXPECT_THAT(events[0].advice, HasSubstr("in three_domain, less often (--save-every)"));
+}
+
 TEST(RunWarnings, LessThanTwoMillisecondsAStepAreNoStraggler) {
   const auto of_short_steps = [](double longer) {
     return said(10, [&](StepReport& report, int64_t) {

@@ -7,6 +7,7 @@ nothing is in this project, and of its requirements only those in deps/tau2.txt:
 """
 import json
 import os
+import signal
 import sys
 
 wire = os.fdopen(os.dup(1), "w", buffering=1)
@@ -122,9 +123,10 @@ def message(given):
 
 def reward(request):
     session = sessions[request["sid"]]
-    if request["why"] not in ("agent_stop", "user_stop"):
-        return {"reward": 0.0, "breakdown": {}, "note": request["why"]}
     basis = set(session.task.evaluation_criteria.reward_basis)
+    if request["why"] not in ("agent_stop", "user_stop"):
+        untold = {kind.value: 0.0 for kind in basis & {RewardType.COMMUNICATE}}
+        return {"reward": 0.0, "breakdown": untold, "note": request["why"]}
     if RewardType.NL_ASSERTION in basis:
         raise ValueError("this task is judged by a language model, which there is none of here")
     messages = [message(given) for given in request["messages"]]
@@ -151,13 +153,40 @@ OPERATIONS = {
     "close": lambda request: sessions.pop(request["sid"], None) and {} or {},
 }
 
+
+class Late(BaseException):
+    """A request took too long. No Exception, which tau2 would make the result of a tool."""
+
+
+def expire(*_):
+    if interruptible:
+        raise Late
+
+
+def answer(request):
+    """Interrupts what takes longer than the request's limit: a tool's 9**9**9**9 would keep all worlds waiting."""
+    global interruptible
+    interruptible = True
+    signal.setitimer(signal.ITIMER_REAL, request.get("limit", 0))
+    try:
+        return OPERATIONS[request["op"]](request)
+    finally:
+        interruptible = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+interruptible = False
+signal.signal(signal.SIGALRM, expire)
 for line in sys.stdin:
     request = {}
     try:
         request = json.loads(line)
         if request["op"] == "quit":
             break
-        reply = {"rid": request["rid"], "ok": True, **OPERATIONS[request["op"]](request)}
+        reply = {"rid": request["rid"], "ok": True, **answer(request)}
+    except Late:
+        sessions.pop(request.get("sid"), None)  # half of a change may have been made
+        reply = {"rid": request["rid"], "ok": False, "error": f"interrupted after {request['limit']:g} s"}
     except Exception as error:  # any error is sent to the rank
         reply = {"rid": request.get("rid"), "ok": False, "error": f"{type(error).__name__}: {error}"[:2000]}
     wire.write(json.dumps(reply) + "\n")

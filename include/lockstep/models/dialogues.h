@@ -26,8 +26,8 @@ class Dialogue {
   virtual ~Dialogue() = default;
   // The tokens before the model's first message; at least one.
   virtual std::vector<int32_t> begin() = 0;
-  // The tokens between the message and the model's next one. No value (std::nullopt) ends the
-  // dialogue; so does ContextFull, regardless of what is returned.
+  // The tokens between the message and the model's next one. None end the dialogue; so does
+  // ContextFull, regardless of what is returned.
   virtual std::vector<int32_t> answer(std::span<const int32_t> message, Written how) = 0;
 };
 

@@ -47,13 +47,15 @@ struct Rollout {
 struct RolloutPlan {
   std::vector<Planned> episodes;  // groups of `group_size` of one task
   int64_t group_size = 1;         // a group is played in one lane
-  int64_t lanes = 1;
+  int64_t lanes = 1;              // those of the learner, LearnerOptions::lanes
   // How long a rank that has played waits for the others; none: as long as for any exchange.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
 };
 
-// Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`.
-// Every rank calls it: one exchange of the outcomes. Throws ConfigError for fewer lanes than ranks.
+// Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`,
+// which returns what it is given in the same order. Every rank calls it: one exchange of the
+// outcomes. Throws ConfigError for fewer lanes than ranks, groups of none, and, on all ranks, a
+// `play` that returns more or fewer episodes.
 Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
                     const std::function<std::vector<Played>(const std::vector<Planned>&)>& play);
 
@@ -78,7 +80,7 @@ struct LearnerOptions {
   double max_grad_norm = 1;
   LogProbOptions log_probs = {};
   int64_t longest = 256;  // tokens that an episode may have written, for LossNorm::Constant
-  int64_t lanes = 8;
+  int64_t lanes = 8;      // of each rollout that it learns from, RolloutPlan::lanes
   uint64_t seed = 1;
   // Policy and the optimizer's state are sharded over the ranks, by Fsdp, and backward computes
   // the policy's blocks again instead of keeping their activations; false: each rank has all of
@@ -92,7 +94,7 @@ struct LearnerOptions {
 
 // What an update has done, the same on every rank.
 struct Learnt {
-  double reward = 0;       // mean over episodes
+  double reward = 0;       // mean over episodes that are not lost
   double equal_share = 0;  // of groups whose rewards are all equal, without those that are held
   int64_t kept = 0;        // episodes that were learnt from
   int64_t tokens = 0;      // theirs, that the model wrote
@@ -113,13 +115,15 @@ class Learner {
   // Makes the net's present parameters the reference.
   void set_reference();
 
-  // `step` names the update among all of the run. Throws ConfigError for episodes that are held
-  // where there is no reference.
+  // `step` names the update among all of the run. Episodes that ended with End::EnvError are lost:
+  // they are in no mean, deviation or count; a group's advantages are over those that are left, and
+  // of a single one they are 0. Throws ConfigError for episodes that are held where there is no
+  // reference, and, on all ranks, for a rollout with another number of lanes.
   Learnt learn(const Rollout& rollout, int64_t step);
 
   // One supervised step: the mean loss of all tokens with the mark of own ones, over all ranks.
   // Batches of this rank's lanes, in order; `tokens` counts those of all lanes. The learning rate
-  // is the optimizer's.
+  // is the optimizer's. Throws ConfigError for batches of another number of lanes.
   double imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
                  int64_t tokens, int64_t step);
 

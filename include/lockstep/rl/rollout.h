@@ -24,7 +24,8 @@ namespace lockstep::rl {
 struct AgentText {
   // Everything before the agent's first message, up to where it begins.
   std::function<std::string(const Scene& scene, std::span<const Message> seen)> prompt;
-  // What stands between the <|im_end|> of a message of the agent and the begin of its next one.
+  // What stands between the <|im_end|> of a message of the agent and the begin of its next one; not
+  // empty.
   std::function<std::string(std::span<const Message> seen)> answer;
 };
 
@@ -71,9 +72,10 @@ struct RolloutOptions {
 };
 
 // Plays the episodes in the policy's own words. What is wrong with an environment ends its episode
-// alone. The result depends on the list, the weights and the options, on nothing else. Throws
-// ConfigError for a task whose domain has no arena, a tokenizer without <|im_end|>, and a prompt
-// that does not fit into the context.
+// alone; one whose environment dies as it begins has no tokens. All are begun before the first
+// message is written. The result depends on the list, the weights and the options, on nothing else.
+// Throws ConfigError for a task whose domain has no arena, a tokenizer without <|im_end|>, a prompt
+// that does not fit into the context, and a text without an answer.
 std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& tokenizer,
                              const AgentText& text, const Arenas& arenas,
                              const std::vector<Planned>& episodes, const RolloutOptions& options);

@@ -73,7 +73,7 @@ struct RunOptions {
   // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else that of the chat
   // template in the model's folder, and qwen3 without one.
   std::string chat_format = {};
-  int64_t lanes = 8;  // 0: as many as ranks
+  int64_t lanes = 8;  // 0: as many as ranks, or as the run in output_dir that is resumed has
   // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", sharded. Either resumes
   // with what the other has saved.
   std::string parallel = "ddp";

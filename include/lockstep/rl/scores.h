@@ -80,7 +80,8 @@ struct EvaluatedTrial {
   int64_t calls = 0;                     // also malformed ones
   int64_t good_calls = 0;                // of these, which were read and returned no error
   std::vector<std::string> failed = {};  // names of the tools whose calls returned one
-  bool told = false;                     // the customer was told what he had to be told
+  // Whether the customer was told what he had to be told; nothing where he had to be told nothing.
+  std::optional<bool> told = {};
 };
 
 // One test task.
@@ -125,8 +126,8 @@ struct ToolScores {
   double selection = 0;
   std::optional<double> invocation = {};  // its calls that returned no error; of none nothing
   // In trials on tasks whose solution calls it: how often the customer was told what he had to be
-  // told, and the mean reward.
-  double output_usage = 0;
+  // told, of those in which he had to be told something, and the mean reward of all.
+  std::optional<double> output_usage = {};
   double success = 0;
 };
 

@@ -22,12 +22,16 @@ struct Tau2Options {
   // Instead of what the library brings: a program that serves the same requests.
   std::vector<std::string> command = {};
   std::chrono::milliseconds start_timeout{120'000};  // importing takes 2 to 3 s on an idle core
-  std::chrono::milliseconds timeout{60'000};         // of one request
+  // Of one request. After three quarters of it the process interrupts the request by itself, where
+  // it is at work in Python or adds and multiplies numbers.
+  std::chrono::milliseconds timeout{60'000};
 };
 
-// One Python process with any number of worlds. A request that gets no whole answer in time ends
-// it: all its worlds throw EnvironmentError from then on, and the next reset starts another. A
-// handle: copies are the same process, which ends with the last. Not thread-safe.
+// One Python process with any number of worlds. A request that is interrupted throws
+// EnvironmentError, and its world is gone. One that gets no whole answer in time ends the process:
+// its own world throws EnvironmentError from then on; the others are made again by their next
+// requests in another process, from the calls that they had. A handle: copies are the same process,
+// which ends with the last. Not thread-safe.
 class Tau2Bridge {
  public:
   // Starts the process at the first request.

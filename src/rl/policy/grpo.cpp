@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
+#include "rl/policy/groups.h"
 #include "rl/policy/with_hidden.h"
 
 namespace lockstep::rl {
@@ -28,19 +29,6 @@ double deviation_of(std::span<const double> values) {
   double sum = 0;
   for (const double value : values) sum += (value - mean) * (value - mean);
   return std::sqrt(sum / static_cast<double>(values.size() - 1));
-}
-
-void check_groups(std::span<const double> rewards, int64_t group_size) {
-  if (group_size < 1 || static_cast<int64_t>(rewards.size()) % group_size != 0) {
-    throw ConfigError(fmt::format("[grpo] {} rewards cannot be split into groups of {}",
-                                  rewards.size(), group_size));
-  }
-}
-
-std::span<const double> group_of(std::span<const double> rewards, int64_t group_size,
-                                 size_t number) {
-  const auto size = static_cast<size_t>(group_size);
-  return rewards.subspan(number * size, size);
 }
 
 // Of the targets, and, where it is asked for, the entropy.
@@ -130,13 +118,20 @@ LossNorm loss_norm(std::string_view name) {
   throw ConfigError(fmt::format("[grpo] loss-norm = {}: token, sequence or constant", name));
 }
 
-std::vector<double> advantages(std::span<const double> rewards, int64_t group_size,
+std::vector<int64_t> whole_groups(size_t episodes, int64_t group_size) {
+  if (group_size < 1 || static_cast<int64_t>(episodes) % group_size != 0) {
+    throw ConfigError(
+        fmt::format("[grpo] {} rewards cannot be split into groups of {}", episodes, group_size));
+  }
+  return std::vector<int64_t>(episodes / static_cast<size_t>(group_size), group_size);
+}
+
+std::vector<double> advantages(std::span<const double> rewards, std::span<const int64_t> groups,
                                ScaleRewards scale) {
-  check_groups(rewards, group_size);
   const double of_all = scale == ScaleRewards::Batch ? deviation_of(rewards) : 0;
   std::vector<double> out;
-  for (size_t g = 0; g * static_cast<size_t>(group_size) < rewards.size(); ++g) {
-    const auto group = group_of(rewards, group_size, g);
+  for (const int64_t size : groups) {
+    const auto group = rewards.subspan(out.size(), static_cast<size_t>(size));
     const double mean = mean_of(group);
     const double deviation = scale == ScaleRewards::Std ? deviation_of(group) : of_all;
     const double divisor = scale == ScaleRewards::None ? 1 : deviation + kSmallest;
@@ -145,15 +140,26 @@ std::vector<double> advantages(std::span<const double> rewards, int64_t group_si
   return out;
 }
 
-std::vector<uint8_t> equal_groups(std::span<const double> rewards, int64_t group_size) {
-  check_groups(rewards, group_size);
+std::vector<uint8_t> equal_groups(std::span<const double> rewards,
+                                  std::span<const int64_t> groups) {
   std::vector<uint8_t> out;
-  for (size_t g = 0; g * static_cast<size_t>(group_size) < rewards.size(); ++g) {
-    const auto group = group_of(rewards, group_size, g);
+  size_t at = 0;
+  for (const int64_t size : groups) {
+    const auto group = rewards.subspan(at, static_cast<size_t>(size));
     const auto [least, most] = std::minmax_element(group.begin(), group.end());
     out.push_back(*most - *least < 1e-9 ? 1 : 0);
+    at += group.size();
   }
   return out;
+}
+
+std::vector<double> advantages(std::span<const double> rewards, int64_t group_size,
+                               ScaleRewards scale) {
+  return advantages(rewards, whole_groups(rewards.size(), group_size), scale);
+}
+
+std::vector<uint8_t> equal_groups(std::span<const double> rewards, int64_t group_size) {
+  return equal_groups(rewards, whole_groups(rewards.size(), group_size));
 }
 
 std::vector<float> token_weights(std::span<const int64_t> lengths, LossNorm norm,

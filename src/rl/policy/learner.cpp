@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
@@ -17,10 +18,15 @@
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/stateful.h"
+#include "parallel/ddp/reducer/objection.h"
+#include "rl/policy/agreed.h"
 #include "rl/policy/with_hidden.h"
 
 namespace lockstep::rl {
 namespace {
+
+// What the outcomes of a rank begin with; else it is an error's text.
+constexpr std::string_view kOutcomes = "=";
 
 double part(const Reward& reward, const char* name) {
   const auto found = reward.parts.find(name);
@@ -82,9 +88,13 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     throw ConfigError(fmt::format("[rollout] {} lanes for {} ranks: each rank needs one",
                                   plan.lanes, group.size()));
   }
+  if (plan.group_size < 1) {
+    throw ConfigError(fmt::format("[rollout] group_size = {}: above 0", plan.group_size));
+  }
   Rollout out;
   out.outcomes.resize(plan.episodes.size());
   std::vector<std::pair<uint64_t, Outcome>> mine;
+  std::string problem;
   const auto own = Shard{group.rank(), group.size()}.of(plan.lanes);
   for (int64_t lane = own.begin; lane < own.end; ++lane) {
     std::vector<size_t> numbers;
@@ -97,6 +107,11 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     const auto begin = std::chrono::steady_clock::now();
     auto played = episodes.empty() ? std::vector<Played>() : play(episodes);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    if (played.size() != episodes.size()) {
+      problem = fmt::format("[rollout] rank {}: play() returned {} episodes for the {} of lane {}",
+                            group.rank(), played.size(), episodes.size(), lane);
+      break;
+    }
     for (size_t i = 0; i < played.size(); ++i) {
       mine.emplace_back(numbers[i],
                         outcome_of(played[i], taken.count() / static_cast<double>(played.size())));
@@ -104,11 +119,15 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     out.numbers.push_back(std::move(numbers));
     out.episodes.push_back(std::move(played));
   }
-  const std::string bytes(reinterpret_cast<const char*>(mine.data()),
-                          mine.size() * sizeof(mine[0]));
+  // A rank that cannot go on says so in the exchange that the others wait in.
+  std::string bytes(problem.empty() ? kOutcomes : problem);
+  if (problem.empty()) {
+    bytes.append(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(mine[0]));
+  }
   for (const auto& from :
        group.all_gather_bytes(bytes, {.timeout = plan.timeout, .label = "outcomes"})) {
-    for (size_t at = 0; at < from.size(); at += sizeof(mine[0])) {
+    if (!from.starts_with(kOutcomes)) throw ConfigError(from);
+    for (size_t at = kOutcomes.size(); at < from.size(); at += sizeof(mine[0])) {
       std::pair<uint64_t, Outcome> one;
       std::memcpy(static_cast<void*>(&one), from.data() + at, sizeof(one));
       out.outcomes.at(one.first) = one.second;
@@ -118,10 +137,10 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
 }
 
 struct Learner::State {
-  State(const models::Transformer& given, const comm::Group& group, LearnerOptions o)
-      : options(std::move(o)), net(given) {
+  State(const models::Transformer& given, const comm::Group& of, LearnerOptions o)
+      : options(std::move(o)), group(of), net(given) {
     check(options);
-    if (options.use_grpo && options.grpo.beta > 0) make_reference(group);
+    if (options.use_grpo && options.grpo.beta > 0) make_reference();
     if (options.divided || options.narrow) {
       auto division = division_of(
           net, options, options.divided ? parallel::Sharding::Full : parallel::Sharding::None);
@@ -137,7 +156,7 @@ struct Learner::State {
     copy_reference();
   }
 
-  void make_reference(const comm::Group& group) {
+  void make_reference() {
     reference = models::Transformer(net->options);
     reference->to(net->head_weight().device());
     if (options.narrow) reference->to(at::kBFloat16);
@@ -192,6 +211,13 @@ struct Learner::State {
     }
   }
 
+  // Lanes that another number of them would leave out, or not find, are refused on all ranks.
+  void check_lanes(const Rollout& rollout) const {
+    parallel::Objection objection;
+    objection.add(misfit(rollout, own_lanes, options.lanes));
+    objection.refuse(group, "learner", {.label = "lanes"});
+  }
+
   // The reference's log-probabilities of a lane, where it has tokens. Ranks that gather its units
   // call it equally often.
   at::Tensor of_reference(const OwnTokens& tokens) {
@@ -232,6 +258,7 @@ struct Learner::State {
   }
 
   LearnerOptions options;
+  comm::Group group;
   models::Transformer net;
   models::Transformer reference{nullptr};
   int64_t own_lanes = 0, most_lanes = 0;  // of this rank, and of any
@@ -292,45 +319,6 @@ uint64_t Learner::fingerprint() {
 
 namespace {
 
-// What all ranks agree on before an update.
-struct Agreed {
-  std::vector<double> advantages;  // by episode
-  std::vector<uint8_t> kept;
-  GlobalCounts counts;
-};
-
-Agreed agree(const Rollout& rollout, const LearnerOptions& options, Learnt& learnt) {
-  const auto& outcomes = rollout.outcomes;
-  const auto is_held = [&](size_t i) { return !rollout.held.empty() && rollout.held.at(i) != 0; };
-  std::vector<double> rewards;  // that count
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    learnt.reward += outcomes[i].reward / static_cast<double>(outcomes.size());
-    if (!is_held(i)) rewards.push_back(outcomes[i].reward);
-  }
-  const auto equal = equal_groups(rewards, options.group_size);
-  const auto of_rewards = advantages(rewards, options.group_size, options.scale);
-  Agreed out{.advantages = std::vector<double>(outcomes.size(), 0),
-             .kept = std::vector<uint8_t>(outcomes.size(), 1),
-             .counts = {.longest = options.longest}};
-  for (size_t i = 0, counting = 0; i < outcomes.size(); ++i) {
-    if (!is_held(i)) {
-      out.advantages[i] = of_rewards[counting];
-      const bool flat = equal[counting++ / static_cast<size_t>(options.group_size)] != 0;
-      if (options.use_grpo ? options.drop_equal_groups && flat : outcomes[i].reward != 1)
-        out.kept[i] = 0;
-    }
-    if (out.kept[i] == 0) continue;
-    out.counts.tokens += static_cast<int64_t>(outcomes[i].own_tokens);
-    ++out.counts.sequences;
-  }
-  for (const uint8_t flat : equal) {
-    learnt.equal_share += static_cast<double>(flat) / static_cast<double>(equal.size());
-  }
-  learnt.kept = out.counts.sequences;
-  learnt.tokens = out.counts.tokens;
-  return out;
-}
-
 LaneBatch batch_of(const Rollout& rollout, size_t own_lane, const Agreed& agreed,
                    const LearnerOptions& options) {
   std::vector<const models::DialogueTokens*> dialogues;
@@ -365,6 +353,7 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
   if (!rollout.held.empty() && !s.reference) {
     throw ConfigError("[learner] nothing holds an episode without GRPO, or with beta 0");
   }
+  s.check_lanes(rollout);
   const Agreed agreed = agree(rollout, o, learnt);
   if (agreed.counts.tokens == 0) return learnt;
   std::vector<LaneBatch> batches;
@@ -422,6 +411,10 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
 double Learner::imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
                         int64_t tokens, int64_t step) {
   auto& s = *state_;
+  if (std::ssize(lanes) != s.own_lanes) {
+    throw ConfigError(fmt::format("[learner] imitate: batches of {} lanes; this rank has {} of {}",
+                                  lanes.size(), s.own_lanes, s.options.lanes));
+  }
   s.zero_grad();
   auto mean = s.lane_mean();
   size_t own = 0;

@@ -25,9 +25,14 @@ class EpisodeDialogue : public models::Dialogue {
         user_(arena.make_user()),
         episode_(std::make_unique<Episode>(*environment_, *user_, limits)) {}
 
+  // False when its environment died of it: there is nothing that the agent could answer.
+  bool starts() {
+    seen_ = episode_->begin(planned_.task, planned_.key);
+    return episode_->why() != End::EnvError;
+  }
+
   std::vector<int32_t> begin() override {
-    const auto seen = episode_->begin(planned_.task, planned_.key);
-    return encode_chat(*tokenizer_, text_->prompt(episode_->scene(), seen));
+    return encode_chat(*tokenizer_, text_->prompt(episode_->scene(), seen_));
   }
 
   std::vector<int32_t> answer(std::span<const int32_t> message, models::Written how) override {
@@ -36,7 +41,15 @@ class EpisodeDialogue : public models::Dialogue {
     if (episode_->over()) return {};
     const auto seen = episode_->agent_says(tokenizer_->decode(message.first(message.size() - 1)));
     if (episode_->over()) return {};
-    return encode_chat(*tokenizer_, text_->answer(seen));
+    auto tokens = encode_chat(*tokenizer_, text_->answer(seen));
+    // No tokens would end the dialogue, and the episode goes on.
+    if (tokens.empty()) {
+      throw ConfigError(fmt::format(
+          "[rollout] {}: AgentText::answer returned no text, and the episode continues: "
+          "its text is what the agent's next message begins after",
+          name_of(planned_.task)));
+    }
+    return tokens;
   }
 
   Played played(models::DialogueTokens tokens) {
@@ -57,6 +70,7 @@ class EpisodeDialogue : public models::Dialogue {
   std::unique_ptr<Environment> environment_;
   std::unique_ptr<UserSimulator> user_;
   std::unique_ptr<Episode> episode_;
+  std::vector<Message> seen_;  // before the agent's first message
 };
 
 }  // namespace
@@ -81,7 +95,6 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
   if (!end) throw ConfigError("[rollout] the tokenizer has no <|im_end|>, which ends messages");
   std::vector<EpisodeDialogue> dialogues;
   dialogues.reserve(episodes.size());
-  std::vector<models::DialogueSeat> seats;
   for (const auto& planned : episodes) {
     const auto arena = arenas.find(planned.task.domain);
     if (arena == arenas.end()) {
@@ -89,7 +102,13 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
           fmt::format("[rollout] {}: there is no such domain", name_of(planned.task)));
     }
     dialogues.emplace_back(planned, arena->second, tokenizer, text, options.limits);
-    seats.push_back({&dialogues.back(), planned.key});
+  }
+  std::vector<models::DialogueSeat> seats;
+  std::vector<size_t> seated;
+  for (size_t i = 0; i < dialogues.size(); ++i) {
+    if (!dialogues[i].starts()) continue;
+    seats.push_back({&dialogues[i], episodes[i].key});
+    seated.push_back(i);
   }
   auto tokens =
       models::hold_dialogues(net, seats,
@@ -100,9 +119,11 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
                                            .vocabulary = tokenizer.size()},
                               .context = options.limits.context,
                               .rows = options.rows});
+  std::vector<models::DialogueTokens> of_all(dialogues.size());
+  for (size_t i = 0; i < seated.size(); ++i) of_all[seated[i]] = std::move(tokens[i]);
   std::vector<Played> out;
   for (size_t i = 0; i < dialogues.size(); ++i) {
-    out.push_back(dialogues[i].played(std::move(tokens[i])));
+    out.push_back(dialogues[i].played(std::move(of_all[i])));
   }
   return out;
 }

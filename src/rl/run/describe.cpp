@@ -49,7 +49,8 @@ std::string curriculum_text(const Curriculum& curriculum, const RunOptions& o) {
 
 Phase start(const RunOptions& o) {
   Phase out{"start",
-            {{"all_gather_bytes", "options", "which have to be the same on all ranks"},
+            {{"broadcast_bytes", "lanes", "those of a run that is resumed"},
+             {"all_gather_bytes", "options", "which have to be the same on all ranks"},
              {"all_gather_bytes", "problems", "of the model, the directory, tasks and lengths"}}};
   if (o.model.empty()) {
     out.calls.push_back({"broadcast", "", "the warm-up that is in the cache, if there is one"});
@@ -73,6 +74,7 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
 Phase iteration(const RunOptions& o, int64_t iterations) {
   Phase out{fmt::format("{} iterations, each", iterations), {}};
   add_rollout(out, o, fmt::format("{} episodes", o.prompts * o.group_size));
+  out.calls.push_back({"all_gather_bytes", "lanes", "whether all have those that they played"});
   if (has_reference(o) && reference_place(o) != ReferencePlace::Resident) {
     out.calls.push_back({"all_gather", "units", "blocks of the reference, for each lane"});
   }
@@ -126,7 +128,7 @@ Phase stage_end(const Curriculum& curriculum, const RunOptions& o) {
 }  // namespace
 
 std::string describe_run(const Course& course, const RunOptions& given, int64_t ranks) {
-  const RunOptions options = completed(given, ranks);
+  const RunOptions options = completed(with_lanes_of_run(given, comm::Group(), ranks), ranks);
   const auto curriculum = plan_curriculum(course, options);
   int64_t iterations = 0;
   for (const auto& stage : curriculum.stages) iterations += stage.iterations;

@@ -72,7 +72,7 @@ void add_scores(Json& stage, double reward, const StageScores& scores) {
   for (const auto& [tool, figures] : scores.tools) {
     stage["tool_performance"][tool] = {{"selection", figures.selection},
                                        {"invocation", json_of(figures.invocation)},
-                                       {"output_usage", figures.output_usage},
+                                       {"output_usage", json_of(figures.output_usage)},
                                        {"success", figures.success}};
   }
   stage["passed"] = reward >= kPassed;

@@ -18,6 +18,32 @@ constexpr const char* kMeasured[] = {
     "learning-ratio", "eval-tasks", "eval-trials", "difficulty",  "eval-temperature",
     "max-new-tokens", "max-turns",  "context",     "chat-format", "seed"};
 
+// Of a file with tasks its digest tells what is in it, wherever it is.
+std::string tasks_of(const std::string& file) {
+  const size_t digest = file.rfind(" (");
+  const bool is_known = digest != file.npos && !file.ends_with("(cannot be read)");
+  return is_known ? file.substr(digest) : file;
+}
+
+ConfigError measured_with(const std::string& name, const std::string& theirs,
+                          const std::string& ours) {
+  const auto shown = [](const std::string& value) { return value.empty() ? "''" : value; };
+  return ConfigError(
+      fmt::format("was measured with --{} {}, this run with {}", name, shown(theirs), shown(ours)));
+}
+
+// A domain whose tasks no file has may be absent, or there with an empty value.
+void check_tasks(const Json& theirs, const std::map<std::string, std::string>& ours,
+                 const std::vector<std::string>& domains) {
+  for (const auto& domain : domains) {
+    const std::string name = domain + "-tasks";
+    const auto found = ours.find(name);
+    const std::string mine = found == ours.end() ? "" : found->second;
+    const std::string other = theirs.value(name, "");
+    if (tasks_of(other) != tasks_of(mine)) throw measured_with(name, other, mine);
+  }
+}
+
 // Throws ConfigError, whose text begins after the folder's name.
 std::map<std::string, double> read_joint(const RunOptions& options) {
   std::ifstream file(options.joint_run + "/results.json");
@@ -28,10 +54,9 @@ std::map<std::string, double> read_joint(const RunOptions& options) {
   const auto mine = options.as_text();
   for (const char* name : kMeasured) {
     const std::string theirs = config.at(name), ours = mine.at(name);
-    if (theirs == ours) continue;
-    throw ConfigError(
-        fmt::format("was measured with --{} {}, this run with {}", name, theirs, ours));
+    if (theirs != ours) throw measured_with(name, theirs, ours);
   }
+  check_tasks(config, mine, options.order);
   const Json& matrix = results.at("matrix");
   const auto columns = matrix.at("columns").get<std::vector<std::string>>();
   const auto rows = matrix.at("R").get<std::vector<std::vector<double>>>();

@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/rl/episode.h"
+#include "rl/policy/agreed.h"
 
 namespace lockstep::rl {
 namespace {
@@ -15,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Parts of rewards that say whether the customer was told what he had to be told: the embedded
-// domains' and tau2's.
+// domains' and tau2's, whose tasks have it where there is something to be told.
 constexpr const char* kTold[] = {"told", "COMMUNICATE"};
 
 bool is_of_agent(const Message& message) { return message.role == Role::Assistant; }
@@ -40,7 +42,8 @@ EvaluatedTrial trial_of(const Played& played) {
   }
   for (const char* name : kTold) {
     const auto part = played.reward.parts.find(name);
-    out.told = out.told || (part != played.reward.parts.end() && part->second >= 1);
+    if (part == played.reward.parts.end()) continue;
+    out.told = out.told.value_or(false) || part->second >= 1;
   }
   return out;
 }
@@ -74,6 +77,8 @@ std::map<std::string, double> by_domain(const Curriculum& curriculum, size_t cou
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
                 const std::function<std::vector<std::string>(const Planned&)>& lines) {
   double sum = 0;
+  int64_t died = 0;
+  std::string why;  // the last of them
   for (const auto& planned : plan.episodes) {
     const Arena& arena = course.arenas.at(planned.task.domain);
     const auto environment = arena.domain->make();
@@ -85,14 +90,21 @@ double scripted(const Course& course, const RolloutPlan& plan, const Limits& lim
     }
     episode.stop(End::AgentStop);
     sum += episode.reward().value;
+    if (episode.why() != End::EnvError) continue;
+    ++died;
+    why = episode.reward().note;
+  }
+  if (died > 0) {
+    log::warn(
+        fmt::format("[three_domain] in a baseline the environments of {} of {} episodes died, "
+                    "which count with reward 0; the last one: {}",
+                    died, plan.episodes.size(), why));
   }
   return plan.episodes.empty() ? 0 : sum / static_cast<double>(plan.episodes.size());
 }
 
 void check_environments(const Rollout& rollout, const std::string& why, const comm::Group& group) {
-  const auto died = std::count_if(
-      rollout.outcomes.begin(), rollout.outcomes.end(),
-      [](const Outcome& outcome) { return outcome.end == static_cast<double>(End::EnvError); });
+  const auto died = std::count_if(rollout.outcomes.begin(), rollout.outcomes.end(), is_lost);
   const auto count = static_cast<int64_t>(rollout.outcomes.size());
   if (died * 5 <= count) return;
   for (const auto& of_rank : group.all_gather_bytes(why, {.label = "environments"})) {
@@ -137,6 +149,7 @@ std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan
   double sum = 0, count = 0;
   for (size_t i = 0; i < plan.episodes.size(); ++i) {
     if (!has_all && plan.episodes[i].task.domain != stage.domain) continue;
+    if (is_lost(rollout.outcomes[i])) continue;
     sum += rollout.outcomes[i].reward;
     ++count;
   }
@@ -145,7 +158,8 @@ std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan
 
 std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
                                          int64_t stage) {
-  const auto count = static_cast<double>(rollout.outcomes.size());
+  const auto lost = std::count_if(rollout.outcomes.begin(), rollout.outcomes.end(), is_lost);
+  const auto count = static_cast<double>(std::ssize(rollout.outcomes) - lost);
   std::map<std::string, double> values{{"reward", learnt.reward},
                                        {"equal groups", learnt.equal_share},
                                        {"kl", learnt.kl},
@@ -155,6 +169,7 @@ std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& l
                                        {"stage", static_cast<double>(stage + 1)}};
   double longest = 0;
   for (const auto& outcome : rollout.outcomes) {
+    if (is_lost(outcome)) continue;
     values["reward/state"] += outcome.state / count;
     values["reward/told"] += outcome.told / count;
     values["reward/policy"] += outcome.policy / count;

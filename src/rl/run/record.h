@@ -15,7 +15,7 @@
 
 namespace lockstep::rl {
 
-// Mean reward of an agent whose lines are known.
+// Mean reward of an agent whose lines are known. Warns of environments that died.
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
                 const std::function<std::vector<std::string>(const Planned&)>& lines);
 
@@ -32,7 +32,8 @@ GoldCalls gold_of(const Course& course, const Curriculum& curriculum);
 // The episodes of an evaluation, by their number, on every rank. Every rank calls it.
 Cell cell_of(const Rollout& rollout, const comm::Group& group);
 
-// The mean reward of what a stage plays of its own tasks; nothing where it plays none of them.
+// The mean reward of what a stage plays of its own tasks, without episodes that are lost; nothing
+// where it plays none of them.
 std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan,
                                  const StagePlan& stage);
 

@@ -41,7 +41,7 @@ class Run {
       : world_(world),
         group_(world.group()),
         course_(course),
-        options_(completed(given, world.size())),
+        options_(completed(with_lanes_of_run(given, group_, world.size()), world.size())),
         trajectories_(path("trajectories.jsonl")) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
     check_alike(group_, options_.as_text());

@@ -28,6 +28,17 @@ std::string lines_of(const std::map<std::string, std::string>& options) {
   return text;
 }
 
+// What the run in output_dir began with; 0 where there is none.
+int64_t lanes_in(const std::string& output_dir) {
+  std::ifstream file(output_dir + "/" + kOptionsFile);
+  const std::string name = "--lanes ";
+  int64_t lanes = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name)) std::istringstream(line.substr(name.size())) >> lanes;
+  }
+  return lanes;
+}
+
 // What is wrong with resuming the run in output_dir; nothing when all is well.
 std::string difference(const RunOptions& options) {
   if (!options.resume) {
@@ -51,8 +62,14 @@ std::string difference(const RunOptions& options) {
     if (before.find("\n" + line + "\n") == std::string::npos) differing += " " + line;
   }
   if (differing.empty()) return "";
-  return fmt::format("[three_domain] --output-dir {} has another run; here:{}", options.output_dir,
-                     differing);
+  std::string problem = fmt::format("[three_domain] --output-dir {} has another run; here:{}",
+                                    options.output_dir, differing);
+  const int64_t lanes = lanes_in(options.output_dir);
+  if (lanes > 0 && lanes != options.lanes) {
+    problem += fmt::format("; it began with --lanes {}: resume it with these, on at most {} rank{}",
+                           lanes, lanes, lanes == 1 ? "" : "s");
+  }
+  return problem;
 }
 
 // What is too long for the context; nothing when all is well.
@@ -85,6 +102,14 @@ std::string too_long(const Course& course, const Curriculum& curriculum,
 }
 
 }  // namespace
+
+RunOptions with_lanes_of_run(RunOptions options, const comm::Group& group, int64_t ranks) {
+  const std::string mine =
+      group.rank() == 0 ? std::to_string(lanes_in(options.output_dir)) : std::string();
+  const int64_t lanes = std::stoll(group.broadcast_bytes(mine, 0, {.label = "lanes"}));
+  if (options.lanes == 0 && lanes >= ranks) options.lanes = lanes;
+  return options;
+}
 
 RunOptions completed(RunOptions options, int64_t ranks) {
   if (options.lanes == 0) options.lanes = ranks;

@@ -20,6 +20,10 @@ namespace lockstep::rl {
 // impossible ones.
 RunOptions completed(RunOptions options, int64_t ranks);
 
+// With the lanes of the run that rank 0 has in output_dir in place of 0, if they are enough for
+// this many ranks. Every rank of the group calls it.
+RunOptions with_lanes_of_run(RunOptions options, const comm::Group& group, int64_t ranks);
+
 // What the first rank has found wrong, on all ranks, which all call it; empty for nothing. Ranks
 // wait for `timeout`, without one for the group's.
 std::string first_problem(const comm::Group& group, const std::string& mine,

@@ -12,7 +12,8 @@ std::string as_line(const Json& json) {
 }
 
 Json array_of(const EvaluatedTrial& trial) {
-  return {trial.reward, trial.told, trial.calls, trial.good_calls, trial.called, trial.failed};
+  const Json told = trial.told ? Json(*trial.told) : Json();
+  return {trial.reward, told, trial.calls, trial.good_calls, trial.called, trial.failed};
 }
 
 EvaluatedTrial trial_of(const Json& array) {
@@ -21,7 +22,7 @@ EvaluatedTrial trial_of(const Json& array) {
           .calls = array.at(2),
           .good_calls = array.at(3),
           .failed = array.at(5).get<std::vector<std::string>>(),
-          .told = array.at(1)};
+          .told = array.at(1).is_null() ? std::nullopt : std::optional(array.at(1).get<bool>())};
 }
 
 }  // namespace

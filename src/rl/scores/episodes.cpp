@@ -78,9 +78,17 @@ std::optional<double> tool_invocation(Tasks tasks) {
   return calls == 0 ? std::nullopt : std::optional(good / calls);
 }
 
-double tool_output_usage(Tasks tasks) {
-  return mean_of_trials(tasks,
-                        [](const auto&, const auto& trial) { return trial.told ? 1.0 : 0.0; });
+std::optional<double> tool_output_usage(Tasks tasks) {
+  double told = 0;
+  double count = 0;
+  for (const auto& task : tasks) {
+    for (const auto& trial : task.trials) {
+      if (!trial.told) continue;
+      told += *trial.told ? 1 : 0;
+      ++count;
+    }
+  }
+  return count == 0 ? std::nullopt : std::optional(told / count);
 }
 
 }  // namespace lockstep::rl

@@ -36,8 +36,8 @@ std::set<std::string> tools_of(Tasks tasks);
 double tool_selection(Tasks tasks);
 // Calls that were read and returned no error, of all. Nothing without a call.
 std::optional<double> tool_invocation(Tasks tasks);
-// Trials whose customer was told what he had to be told.
-double tool_output_usage(Tasks tasks);
+// Trials whose customer was told what he had to be told, of those in which there was something.
+std::optional<double> tool_output_usage(Tasks tasks);
 
 // bootstrap() of several columns with this many tasks: each is drawn from its own.
 Interval bootstrap_columns(

@@ -162,7 +162,7 @@ class Metrics {
     const auto tasks = final_tasks();
     return {{"tool_selection", tool_selection(tasks)},
             {"tool_invocation", json_of(tool_invocation(tasks))},
-            {"tool_output_usage", tool_output_usage(tasks)}};
+            {"tool_output_usage", json_of(tool_output_usage(tasks))}};
   }
 
   // `of` the mean rewards of resampled tasks: the same tasks in every row of a column.

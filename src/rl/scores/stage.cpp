@@ -11,7 +11,8 @@ std::map<std::string, ToolScores> tool_scores(Tasks tasks) {
   std::map<std::string, ToolScores> out;
   for (const auto& tool : tools_of(tasks)) {
     ToolScores& scores = out[tool];
-    double selected = 0, trials = 0, calls = 0, failed = 0, told = 0, reward = 0, solved = 0;
+    double selected = 0, trials = 0, calls = 0, failed = 0, reward = 0, solved = 0;
+    double told = 0, to_be_told = 0;
     for (const auto& task : tasks) {
       const auto wanted = std::count(task.gold.begin(), task.gold.end(), tool);
       for (const auto& trial : task.trials) {
@@ -24,15 +25,17 @@ std::map<std::string, ToolScores> tool_scores(Tasks tasks) {
           ++trials;
         }
         if (wanted == 0) continue;
-        told += trial.told ? 1 : 0;
+        told += trial.told.value_or(false) ? 1 : 0;
+        to_be_told += trial.told ? 1 : 0;
         reward += trial.reward;
         ++solved;
       }
     }
     scores = {.selection = selected / trials,
               .invocation = std::nullopt,
-              .output_usage = told / solved,
+              .output_usage = std::nullopt,
               .success = reward / solved};
+    if (to_be_told > 0) scores.output_usage = told / to_be_told;
     if (calls > 0) scores.invocation = (calls - failed) / calls;
   }
   return out;

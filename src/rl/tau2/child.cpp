@@ -3,6 +3,13 @@
 #include <fmt/format.h>
 
 namespace lockstep::rl {
+namespace {
+
+// The share of the time after which the process is to interrupt a request by itself. What is left
+// is for it to say so.
+constexpr double kInterrupted = 0.75;
+
+}  // namespace
 
 Json Tau2Bridge::Child::exchange(Json request, std::chrono::milliseconds timeout) {
   request["rid"] = ++requests_;
@@ -55,6 +62,7 @@ void Tau2Bridge::Child::start() {
 
 Json Tau2Bridge::Child::ask(Json request) {
   start();
+  request["limit"] = kInterrupted * std::chrono::duration<double>(options_.timeout).count();
   return exchange(std::move(request), options_.timeout);
 }
 

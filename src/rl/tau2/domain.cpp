@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <utility>
 
 #include "core/hash/sha256.h"
 #include "rl/tau2/child.h"
@@ -101,7 +102,6 @@ class Tau2Environment : public Environment {
     try {
       leave();
     } catch (...) {
-      // It has died, and its worlds with it.
     }
   }
 
@@ -110,11 +110,10 @@ class Tau2Environment : public Environment {
       throw ConfigError(fmt::format("[tau2] {} is not a task of {}", name_of(key), domain_));
     }
     leave();
-    session_ = child_->new_session();
-    Json request = about_tasks("reset", domain_, key.split, file_);
-    request.update({{"sid", session_}, {"task", key.id}, {"solo", solo_ == Solo::Yes}});
-    const auto answer = child_->ask(std::move(request));
-    generation_ = child_->generation();
+    calls_.clear();
+    begun_ = about_tasks("reset", domain_, key.split, file_);
+    begun_.update({{"task", key.id}, {"solo", solo_ == Solo::Yes}});
+    const auto answer = begin();
     return reading([&] {
       Scene scene{.task = key,
                   .policy = text_of(answer, "policy"),
@@ -134,8 +133,10 @@ class Tau2Environment : public Environment {
   }
 
   Message call(const ToolCall& call) override {
-    const auto answer = ask({{"op", "call"}, {"call", call_json(call)}});
+    const Json request = {{"op", "call"}, {"call", call_json(call)}};
+    const auto answer = ask(request);
     return reading([&] {
+      calls_.emplace_back(request, answer.at("content"));
       return Message{
           .role = Role::Tool,
           .content = answer.at("content").is_null() ? "" : answer.at("content").get<std::string>(),
@@ -163,18 +164,53 @@ class Tau2Environment : public Environment {
   }
 
  private:
-  Json ask(Json request) {
-    if (session_.empty() || generation_ != child_->generation() || !child_->runs()) {
-      throw EnvironmentError("[tau2] the process with this world has ended");
-    }
-    request["sid"] = session_;
-    return child_->ask(std::move(request));
-  }
-  void leave() {
-    if (!session_.empty() && generation_ == child_->generation() && child_->runs()) {
-      child_->ask({{"op", "close"}, {"sid", session_}});
-    }
+  bool is_there() const { return generation_ == child_->generation() && child_->runs(); }
+
+  // Under a name that no world of any process has had. Without one there is no world.
+  Json begin() {
     session_.clear();
+    const auto name = child_->new_session();
+    Json request = begun_;
+    request["sid"] = name;
+    auto answer = child_->ask(std::move(request));
+    generation_ = child_->generation();
+    session_ = name;
+    return answer;
+  }
+
+  // Its process ended at the request of another world. What was called is called again: tau2's
+  // tools depend on nothing but the world, and its rewards compute them again in the same way.
+  void come_back() {
+    begin();
+    for (auto [request, content] : calls_) {
+      request["sid"] = session_;
+      if (child_->ask(std::move(request))["content"] == content) continue;
+      leave();
+      throw EnvironmentError("[tau2] a tool did not return again what it had returned");
+    }
+  }
+
+  Json ask(Json request) {
+    if (session_.empty()) throw EnvironmentError("[tau2] the process with this world has ended");
+    try {
+      if (!is_there()) come_back();
+      request["sid"] = session_;
+      return child_->ask(std::move(request));
+    } catch (const EnvironmentError&) {
+      // A request that ends a process would end the next one, too.
+      if (!child_->runs()) session_.clear();
+      throw;
+    }
+  }
+
+  void leave() {
+    const auto name = std::exchange(session_, {});
+    if (name.empty() || !is_there()) return;
+    try {
+      child_->ask({{"op", "close"}, {"sid", name}});
+    } catch (const EnvironmentError&) {
+      // It has died, and its worlds with it.
+    }
   }
 
   std::string domain_;
@@ -183,6 +219,8 @@ class Tau2Environment : public Environment {
   Tau2TaskFile file_;
   std::string session_;
   int64_t generation_ = 0;
+  Json begun_;                                // the request that began the world
+  std::vector<std::pair<Json, Json>> calls_;  // since then, with what they returned
 };
 
 }  // namespace

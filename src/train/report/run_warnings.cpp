@@ -141,7 +141,10 @@ void RunWarnings::look_at_times(const StepReport& report, Events& events) {
       advice = "Look at its disk and its loader threads; do all ranks have equally much to read?";
     } else if (in_saving > in_compute) {
       what = "saves";
-      advice = "Save asynchronously (checkpoint.async), or look at its disk.";
+      advice =
+          "Save asynchronously (checkpoint.async) or, in three_domain, less often (--save-every), "
+          "or "
+          "look at its disk.";
     }
     say("straggler",
         {.step = report.step,
