@@ -143,8 +143,9 @@ ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,
                     "[lockstep] broadcast: no tensor ", opts.rootTensor);
   Tensors ordered = tensors;
   std::swap(ordered[0], ordered[opts.rootTensor]);
-  auto all = stages([this, tensor = plain(ordered[0]), root = static_cast<int>(opts.rootRank),
-                     timeout = timeout_of(opts.timeout)] {
+  const int root = static_cast<int>(opts.rootRank);
+  const at::Tensor first = getRank() == root ? plain_input(ordered[0]) : plain(ordered[0]);
+  auto all = stages([this, tensor = first, root, timeout = timeout_of(opts.timeout)] {
     return std::vector{group().broadcast(tensor, root, {.timeout = timeout})};
   });
   if (tensors.size() > 1) all.push_back(spread(ordered));
@@ -176,7 +177,7 @@ ProcessGroup::WorkPtr ProcessGroup::allgather(Lists& outputs, Tensors& inputs,
       Tensors of_ranks;
       for (int rank = 0; rank < getSize(); ++rank)
         of_ranks.push_back(plain(outputs[0][rank * inputs.size() + i]));
-      works.push_back(group().all_gather(of_ranks, plain(inputs[i]), {.timeout = timeout}));
+      works.push_back(group().all_gather(of_ranks, plain_input(inputs[i]), {.timeout = timeout}));
     }
     return works;
   });
@@ -194,7 +195,7 @@ ProcessGroup::WorkPtr ProcessGroup::allgather(Lists& outputs, Tensors& inputs,
 ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const ::c10d::AllgatherOptions& opts) {
   return run({OpType::_ALLGATHER_BASE, {output}, opts.timeout, opts.asyncOp},
-             stages([this, output = plain(output), input = plain(input),
+             stages([this, output = plain(output), input = plain_input(input),
                      timeout = timeout_of(opts.timeout)] {
                return std::vector{group().all_gather(output, input, {.timeout = timeout})};
              }));
@@ -202,24 +203,24 @@ ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tens
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(Lists& outputs, Tensors& inputs,
                                                         const ::c10d::AllgatherOptions& opts) {
-  return run(
-      {OpType::ALLGATHER_COALESCED, flat_list(outputs), opts.timeout, opts.asyncOp},
-      stages([this, outputs, inputs, timeout = timeout_of(opts.timeout)] {
-        std::vector<Work> works;
-        for (size_t i = 0; i < inputs.size(); ++i) {
-          Tensors of_ranks;
-          for (const Tensors& of_rank : outputs) of_ranks.push_back(plain(of_rank.at(i)));
-          works.push_back(group().all_gather(of_ranks, plain(inputs[i]), {.timeout = timeout}));
-        }
-        return works;
-      }));
+  return run({OpType::ALLGATHER_COALESCED, flat_list(outputs), opts.timeout, opts.asyncOp},
+             stages([this, outputs, inputs, timeout = timeout_of(opts.timeout)] {
+               std::vector<Work> works;
+               for (size_t i = 0; i < inputs.size(); ++i) {
+                 Tensors of_ranks;
+                 for (const Tensors& of_rank : outputs) of_ranks.push_back(plain(of_rank.at(i)));
+                 works.push_back(
+                     group().all_gather(of_ranks, plain_input(inputs[i]), {.timeout = timeout}));
+               }
+               return works;
+             }));
 }
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) {
   return run(
       {OpType::ALLGATHER_INTO_TENSOR_COALESCED, outputs, opts.timeout, opts.asyncOp},
-      stages([this, outputs = plain(outputs), inputs = plain(inputs),
+      stages([this, outputs = plain(outputs), inputs = plain_inputs(inputs),
               timeout = timeout_of(opts.timeout)] {
         std::vector<Work> works;
         for (size_t i = 0; i < inputs.size(); ++i)
@@ -236,7 +237,7 @@ ProcessGroup::WorkPtr ProcessGroup::gather(Lists& outputs, Tensors& inputs,
                     "[lockstep] gather: the root alone gives one list of outputs");
   const Tensors all = getRank() == root ? outputs[0] : Tensors();
   return run({OpType::GATHER, all, opts.timeout, opts.asyncOp},
-             stages([this, all = plain(all), input = plain(input), root,
+             stages([this, all = plain(all), input = plain_input(input), root,
                      timeout = timeout_of(opts.timeout)] {
                return std::vector{group().gather(all, input, root, {.timeout = timeout})};
              }));
@@ -262,12 +263,12 @@ ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, Lists& inputs,
   const int root = static_cast<int>(opts.rootRank);
   TORCH_CHECK_VALUE(inputs.size() == (getRank() == root ? 1u : 0u),
                     "[lockstep] scatter: the root alone gives one list of inputs");
-  return run(
-      {OpType::SCATTER, outputs, opts.timeout, opts.asyncOp},
-      stages([this, output = plain(output), all = getRank() == root ? plain(inputs[0]) : Tensors(),
-              root, timeout = timeout_of(opts.timeout)] {
-        return std::vector{group().scatter(output, all, root, {.timeout = timeout})};
-      }));
+  return run({OpType::SCATTER, outputs, opts.timeout, opts.asyncOp},
+             stages([this, output = plain(output),
+                     all = getRank() == root ? plain_inputs(inputs[0]) : Tensors(), root,
+                     timeout = timeout_of(opts.timeout)] {
+               return std::vector{group().scatter(output, all, root, {.timeout = timeout})};
+             }));
 }
 
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, Lists& inputs,
@@ -311,7 +312,7 @@ ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor
                                                   const ::c10d::AllToAllOptions& opts) {
   if (out_splits.empty() && in_splits.empty()) {
     return run({OpType::ALLTOALL_BASE, {output}, opts.timeout, opts.asyncOp},
-               stages([this, output = plain(output), input = plain(input),
+               stages([this, output = plain(output), input = plain_input(input),
                        timeout = timeout_of(opts.timeout)] {
                  return std::vector{group().all_to_all(output, input, {.timeout = timeout})};
                }));
@@ -329,7 +330,7 @@ ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor
 ProcessGroup::WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
                                              const ::c10d::AllToAllOptions& opts) {
   return run({OpType::ALLTOALL, outputs, opts.timeout, opts.asyncOp},
-             stages([this, outputs = plain(outputs), inputs = plain(inputs),
+             stages([this, outputs = plain(outputs), inputs = plain_inputs(inputs),
                      timeout = timeout_of(opts.timeout)] {
                return std::vector{group().all_to_all(outputs, inputs, {.timeout = timeout})};
              }));

@@ -19,23 +19,25 @@ using std::chrono::microseconds;
 
 // How long a caller that need not wait looks whether an operation is over already.
 constexpr microseconds kAttempt{30};
-// For how long the group is taken over at a time: short at first, so that others are not kept
-// waiting, longer while nothing happens.
+// For how long the group is taken over at first, so that others are not kept waiting; longer while
+// nothing happens.
 constexpr microseconds kFirst{100};
-constexpr microseconds kLongest{2000};
 
-// For how long at least an end waits for callbacks of futures.
-constexpr milliseconds kCallbacks{1000};
+// Of the callback that this thread runs, if it does.
+thread_local std::shared_ptr<const Scopes> scopes;
 
-// Whose own thread this is. It has to end: it runs callbacks of futures, and they may call.
-thread_local const Driver* served = nullptr;
-
-// The callback that this thread runs, if it does.
-struct Callback {
-  const Driver* driver = nullptr;
-  uint64_t number = 0;
-};
-thread_local Callback callback;
+// Of a callback in an operation that was started in `outer`.
+std::shared_ptr<const Scopes> scopes_within(const std::shared_ptr<const Scopes>& outer,
+                                            Scope scope) {
+  auto all = std::make_shared<Scopes>();
+  if (outer) {
+    for (const Scope& one : *outer) {
+      if (one.driver != scope.driver) all->push_back(one);
+    }
+  }
+  all->push_back(std::move(scope));
+  return all;
+}
 
 }  // namespace
 
@@ -43,21 +45,11 @@ Driver::Driver(comm::Group group) : group_(std::move(group)), messages_(group_) 
 
 Driver::~Driver() { close(milliseconds(0)); }
 
+thread_local const Driver* Driver::served_here = nullptr;
+
 void Driver::check_process() const {
   if (!is_here())
     std::rethrow_exception(failure("[lockstep] " + process_.refusal("process group")));
-}
-
-void Driver::check_open(Lock& lock) {
-  if (!ending_) return;
-  stay_if_leaving(lock);
-  std::rethrow_exception(failure("[lockstep] the process group was destroyed"));
-}
-
-void Driver::stay_if_leaving(Lock& lock) {
-  const auto self = std::this_thread::get_id();
-  if (leaver_ == std::thread::id() || leaver_ == self || served != nullptr) return;
-  changed_.wait(lock, [] { return false; });
 }
 
 bool Driver::is_dead() const {
@@ -71,11 +63,11 @@ void Driver::submit(Job job, bool waits) {
   std::vector<Finished> spent;  // freed without the mutex
   const auto work = job.work;
   const bool is_short = job.is_short;
-  if (callback.driver == this) work->set_parent(callback.number);
+  work->set_scopes(scopes);
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
-  jobs_.push_back(std::move(job));
+  jobs_.add(std::move(job));
   has_news_ = true;
   if (waits) {
     lock.unlock();
@@ -97,7 +89,7 @@ void Driver::enqueue(std::vector<Operation>& queue, Operation operation) {
   check_process();
   std::vector<Finished> spent;
   const auto work = operation.work;
-  if (callback.driver == this) work->set_parent(callback.number);
+  work->set_scopes(scopes);
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
@@ -127,6 +119,23 @@ void Driver::wake(Lock&) {
   woken_.notify_one();
 }
 
+void Driver::expect_callbacks(BackendWork& work) {
+  if (!is_here()) return;
+  const std::lock_guard lock(mutex_);
+  if (!work.is_settled()) jobs_.expect_callbacks(work);
+}
+
+// The callback of this driver's that this thread runs, or in which it runs one of another driver's.
+const Scope* Driver::own_callback() const {
+  if (!scopes) return nullptr;
+  for (const Scope& one : *scopes) {
+    if (one.driver != this) continue;
+    const bool runs = std::count(callbacks_.begin(), callbacks_.end(), one.callback) > 0;
+    return runs ? &one : nullptr;
+  }
+  return nullptr;
+}
+
 void Driver::wait(const BackendWork& work, milliseconds timeout) {
   check_process();
   const auto deadline =
@@ -134,6 +143,12 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
   std::vector<Finished> spent;
   Micros patience = kFirst;
   Lock lock(mutex_);
+  const Scope* const own = own_callback();
+  // What this callback has started itself waits for none but other callbacks.
+  if (own && work.scope().callback != own->callback) {
+    jobs_.let_through(work);
+    has_news_ = true;
+  }
   ++waiting_;
   while (!work.is_done()) {
     const auto now = Clock::now();
@@ -145,7 +160,7 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
           fmt::format("[lockstep] an operation was not over within {} ms", timeout.count())));
     }
     // Its callbacks run, or will, in another thread.
-    const bool is_idle = work.is_settled() && callback.driver != this;
+    const bool is_idle = work.is_settled() && !own;
     if (is_idle || is_driven_ || ending_) {
       const auto free = [&] {
         return work.is_done() || closed_ || (!is_idle && !is_driven_ && !ending_);
@@ -164,7 +179,7 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
       continue;
     }
     const auto left = std::chrono::duration_cast<Micros>(deadline - now);
-    drive(lock, std::min(patience, left), &waiting_, callback.driver == this ? &work : nullptr);
+    drive(lock, std::min(patience, left), &waiting_, own ? &work : nullptr);
     patience = std::min(2 * patience, kLongest);
   }
   --waiting_;
@@ -196,7 +211,7 @@ Driver::Untold::iterator Driver::next_untold(const BackendWork* wanted) {
   if (callbacks_.empty()) return untold_.begin();
   return std::find_if(untold_.begin(), untold_.end(), [&](const auto& one) {
     const BackendWork& work = *one.first.work;
-    return work.parent() == callbacks_.back() || &work == wanted;
+    return work.scope().callback == callbacks_.back() || &work == wanted;
   });
 }
 
@@ -206,8 +221,7 @@ void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
     if (auto future = one.work->settle(one.error)) {
       untold_.emplace_back(std::move(one), std::move(future));
     } else {
-      one.work->mark_done();
-      spent_.push_back(std::move(one));
+      finish_work(std::move(one));
     }
   }
   for (auto next = next_untold(wanted); next != untold_.end(); next = next_untold(wanted)) {
@@ -219,20 +233,27 @@ void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
     changed_.notify_all();
     wake(lock);
     lock.unlock();
-    const Callback before = std::exchange(callback, {this, number});
+    const auto before =
+        std::exchange(scopes, scopes_within(one.work->scopes(), {this, number, one.work->place()}));
     one.work->tell(*future);
     future.reset();
-    callback = before;
+    scopes = before;
     lock.lock();
     if (drivers) ++*drivers;
     std::erase(callbacks_, number);
-    one.work->mark_done();
-    spent_.push_back(std::move(one));
+    finish_work(std::move(one));
   }
 }
 
+void Driver::finish_work(Finished one) {
+  one.work->mark_done();
+  jobs_.forget(*one.work);
+  has_news_ = has_news_ || !jobs_.empty();
+  spent_.push_back(std::move(one));
+}
+
 void Driver::serve() {
-  served = this;
+  served_here = this;
   Micros patience = kFirst;
   Lock lock(mutex_);
   while (true) {
@@ -247,8 +268,8 @@ void Driver::serve() {
 void Driver::take_news() {
   if (!has_news_) return;
   has_news_ = false;
-  for (Job& job : jobs_) ready_.push_back(std::move(job));
-  jobs_.clear();
+  // An abort ends all.
+  while (auto job = asked_to_abort_ ? jobs_.pop() : jobs_.next()) ready_.push_back(std::move(*job));
   if (asked_to_abort_) aborted_ = std::exchange(asked_to_abort_, std::nullopt);
 }
 
@@ -364,75 +385,6 @@ void Driver::abort(const std::string& why) {
   has_news_ = true;
   if (!is_driven_) drive(lock, Micros(0));
   wake(lock);
-}
-
-// Takes the group over for good and finishes what others wait for. False where another caller has.
-bool Driver::drain(Lock& lock, milliseconds patience) {
-  if (ending_) return false;
-  const auto until = Clock::now() + patience;
-  ending_ = true;  // threads that wait leave the group to this call
-  woken_.notify_all();
-  // Receives are this rank's own affair.
-  const auto others_wait = [&] {
-    return has_news_ || !flights_.empty() || !ready_.empty() || messages_.sending();
-  };
-  while (is_driven_ || (others_wait() && Clock::now() < until)) {
-    if (is_driven_) {
-      changed_.wait(lock);
-    } else {
-      drive(lock, kLongest);
-    }
-  }
-  return true;
-}
-
-// Callbacks that have not returned when the timeout expires are detached: they may never return.
-void Driver::end_threads(Lock& lock, milliseconds patience) {
-  const int own = served == this ? 1 : 0;  // a callback may end the group
-  const auto are_over = [&] { return static_cast<int>(threads_.size()) - serving_ <= own; };
-  const bool over = changed_.wait_for(lock, bounded(std::max(patience, kCallbacks)), are_over);
-  auto threads = std::exchange(threads_, {});
-  lock.unlock();
-  for (std::thread& thread : threads) {
-    if (!over || thread.get_id() == std::this_thread::get_id()) {
-      thread.detach();
-    } else {
-      thread.join();
-    }
-  }
-}
-
-void Driver::close(milliseconds patience) noexcept {
-  if (!is_here()) return;
-  std::vector<Finished> spent;
-  Lock lock(mutex_);
-  if (!drain(lock, patience)) {
-    changed_.wait(lock, [&] { return closed_; });
-    stay_if_leaving(lock);
-    return;
-  }
-  const auto error = failure("[lockstep] the process group was destroyed");
-  for (Flight& flight : flights_) spent.push_back(ended(std::move(flight.job), error));
-  for (Job& job : ready_) spent.push_back(ended(std::move(job), error));
-  flights_.clear();
-  ready_.clear();
-  messages_.fail_sends(error, spent);
-  messages_.fail_receives(error, spent);
-  finish(lock, std::exchange(spent, {}));
-  closed_ = true;
-  spent.swap(spent_);
-  changed_.notify_all();
-  end_threads(lock, patience);
-}
-
-void Driver::leave(milliseconds patience) noexcept {
-  if (!is_here()) return;
-  Lock lock(mutex_);
-  leaver_ = std::this_thread::get_id();
-  if (!drain(lock, patience)) return;
-  closed_ = true;
-  changed_.notify_all();
-  end_threads(lock, patience);
 }
 
 }  // namespace lockstep::c10d_backend

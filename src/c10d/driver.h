@@ -6,16 +6,18 @@
 // been started, and passes it to another caller that waits; so an operation that is waited for
 // costs no change of threads. The driver's thread does the same while no caller waits.
 //
-// The thread that drives also runs the callbacks of futures: one at a time and in order, so that on
-// all ranks they start operations in one order. A callback may wait for what it has started itself:
-// meanwhile another thread drives, of the driver's own where no caller waits, and completes that.
+// The thread that drives also runs the callbacks of futures: one at a time and in order.
+// Collectives that are submitted after one whose future was asked for start when its callbacks have
+// returned, and what those start goes first (c10d/queue.h), so that all ranks start collectives in
+// one order. A callback may wait for what it has started itself: meanwhile another thread drives,
+// of the driver's own where no caller waits, and completes that. It may also wait for a collective
+// that is held back until the callback returns; that one is then let through.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,21 +27,12 @@
 #include <vector>
 
 #include "c10d/messages.h"
+#include "c10d/queue.h"
 #include "c10d/work.h"
 #include "core/process/own_process.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::c10d_backend {
-
-// A part of a collective: starts what it consists of. The next one starts when all of that is over.
-using Stage = std::function<std::vector<comm::Work>()>;
-
-struct Job {
-  std::vector<Stage> stages;
-  c10::intrusive_ptr<BackendWork> work;
-  // Worth a few microseconds in the caller's thread, although no caller waits yet.
-  bool is_short = false;
-};
 
 // Any thread may call it.
 class Driver : public std::enable_shared_from_this<Driver> {
@@ -54,18 +47,22 @@ class Driver : public std::enable_shared_from_this<Driver> {
   // For what runs inside a stage.
   const comm::Group& group() const { return group_; }
 
-  // Collectives start in the order in which they are submitted. Blocks until it is over if `waits`;
-  // throws where it could not be started.
+  // Collectives start in the order in which they are submitted, those of callbacks as c10d/queue.h
+  // says. Blocks until it is over if `waits`; throws where it could not be started.
   void submit(Job job, bool waits);
   void submit(Send send);
   void submit(Receive receive);
+  // Before a future of it is made.
+  void expect_callbacks(BackendWork& work);
   // Until it is over; throws c10::DistBackendError at the deadline, if there is one.
   void wait(const BackendWork& work, milliseconds timeout);
   // Ends what is under way with an error, on all ranks.
   void abort(const std::string& why);
   // Whether the group has failed or was aborted.
   bool is_dead() const;
-  // Drops receives, finishes for `patience` at most what others wait for, and ends the threads.
+  // Drops receives, finishes for `patience` at most what others wait for, and ends the threads. Of
+  // that, messages which nobody receives have a second since the last one was taken, and as long
+  // again for each 50 MB.
   void close(milliseconds patience) noexcept;
   // The same before the process ends, by the thread that ends it. Other threads do not come back
   // from their calls any more: one that came back to an interpreter that ends would abort the
@@ -96,6 +93,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
              const BackendWork* wanted = nullptr);
   void finish(Lock& lock, std::vector<Finished> finished, int* drivers = nullptr,
               const BackendWork* wanted = nullptr);
+  void finish_work(Finished one);
+  const Scope* own_callback() const;
   Untold::iterator next_untold(const BackendWork* wanted);
   void serve();
   std::vector<Finished> step(Micros patience);
@@ -109,6 +108,11 @@ class Driver : public std::enable_shared_from_this<Driver> {
   template <class Operation>
   void enqueue(std::vector<Operation>& queue, Operation operation);
 
+  // For how long the group is taken over at most.
+  static constexpr Micros kLongest{2000};
+  // Whose own thread this is. It has to end: it runs callbacks of futures, and they may call.
+  static thread_local const Driver* served_here;
+
   const OwnProcess process_;
   const comm::Group group_;
   mutable std::mutex mutex_;
@@ -117,7 +121,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Untold untold_;
   std::vector<uint64_t> callbacks_;  // that run, each in the last one's wait
   uint64_t callbacks_begun_ = 0;
-  std::deque<Job> jobs_;
+  Queue jobs_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   std::optional<std::string> asked_to_abort_;

@@ -97,6 +97,12 @@ void Messages::add(Receive receive, std::vector<Finished>& finished) {
   }
 }
 
+int64_t Messages::bytes_to_send() const {
+  int64_t bytes = 0;
+  for (const Send& send : sends_) bytes += send.bytes.numel();
+  return bytes;
+}
+
 bool Messages::is_wanted(int rank) const {
   return std::any_of(receives_.begin(), receives_.end(), [&](const Receive& one) {
     return one.from == rank || (one.from == kAnyRank && rank != group_.rank());

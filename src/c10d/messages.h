@@ -73,6 +73,8 @@ class Messages {
   // Waits for one of them, for `limit` at most, and notices ranks that have ended.
   void idle(std::chrono::microseconds limit, std::vector<Finished>& finished);
   bool sending() const { return !sends_.empty(); }
+  size_t sends() const { return sends_.size(); }
+  int64_t bytes_to_send() const;
   bool receiving() const {
     return !receives_.empty() ||
            std::any_of(sources_.begin(), sources_.end(),

@@ -13,10 +13,17 @@ namespace {
 
 using comm::Work;
 
+at::Tensor pairs(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(!tensor.is_conj(),
+                    "[lockstep] the conjugate of a tensor is not in memory as an operation has to "
+                    "leave it there: use .resolve_conj()");
+  return at::view_as_real(tensor.detach());
+}
+
 }  // namespace
 
 at::Tensor plain(const at::Tensor& tensor) {
-  if (tensor.is_complex()) return at::view_as_real(tensor.detach());
+  if (tensor.is_complex()) return pairs(tensor);
   if (comm::carried(tensor.scalar_type())) return tensor;
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "[lockstep] a tensor of ", tensor.scalar_type(),
                     " is not contiguous: use .contiguous()");
@@ -26,6 +33,14 @@ at::Tensor plain(const at::Tensor& tensor) {
 std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> out;
   for (const at::Tensor& tensor : tensors) out.push_back(plain(tensor));
+  return out;
+}
+
+at::Tensor plain_input(const at::Tensor& tensor) { return plain(tensor.resolve_conj()); }
+
+std::vector<at::Tensor> plain_inputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& tensor : tensors) out.push_back(plain_input(tensor));
   return out;
 }
 
@@ -80,11 +95,12 @@ Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype) {
 }
 
 at::Tensor summand(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor;
+  return tensor.is_complex() ? pairs(tensor) : tensor;
 }
 
 at::Tensor prepared(const at::Tensor& input, const Reduction& reduction) {
-  return summand(reduction.factors.defined() ? input * reduction.factors : input);
+  const at::Tensor all = reduction.factors.defined() ? input * reduction.factors : input;
+  return summand(all.resolve_conj());
 }
 
 comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout) {
@@ -103,11 +119,9 @@ std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor&
 std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& tensor, int root,
                                  const Reduction& reduction, milliseconds timeout) {
   return {[&group, tensor, root, reduction, timeout] {
-    at::Tensor own = summand(tensor);
-    if (reduction.factors.defined()) {
-      own = prepared(tensor, reduction);
-      if (group.rank() == root) own = summand(tensor).copy_(own);
-    }
+    const bool is_root = group.rank() == root;
+    const at::Tensor own = is_root ? summand(tensor) : prepared(tensor, reduction);
+    if (is_root && reduction.factors.defined()) own.copy_(prepared(tensor, reduction));
     return std::vector{group.reduce(own, root, reduction.op, options_of(reduction, timeout))};
   }};
 }
@@ -148,7 +162,7 @@ std::vector<Stage> sparse_stages(const comm::Group& group, const at::Tensor& ten
             }
             return std::vector{
                 group.all_gather(state->indices, indices, {.timeout = timeout}),
-                group.all_gather(plain(state->values), plain(values), {.timeout = timeout})};
+                group.all_gather(plain(state->values), plain_input(values), {.timeout = timeout})};
           },
           [tensor, state]() -> std::vector<Work> {
             const at::Tensor sum =

@@ -11,9 +11,13 @@
 
 namespace lockstep::c10d_backend {
 
-// The same memory as a dtype that Group carries, for calls that combine nothing.
+// The same memory as a dtype that Group carries, for calls that combine nothing. Throws
+// c10::ValueError for a conjugate that libtorch has put off: its memory holds other numbers.
 at::Tensor plain(const at::Tensor& tensor);
 std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors);
+// The same, or a copy of such a conjugate, which is only read.
+at::Tensor plain_input(const at::Tensor& tensor);
+std::vector<at::Tensor> plain_inputs(const std::vector<at::Tensor>& tensors);
 
 // How c10d's reduction is had from one of Group's.
 struct Reduction {
@@ -24,7 +28,7 @@ struct Reduction {
 // Throws c10::ValueError for one that has no meaning for the dtype.
 Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 
-// The tensor that Group combines, sharing memory: complex numbers as pairs.
+// The tensor that Group combines, sharing memory: complex numbers as pairs. Throws as plain() does.
 at::Tensor summand(const at::Tensor& tensor);
 // The data that is handed to Group in the place of an input: multiplied first, if it has to be.
 at::Tensor prepared(const at::Tensor& input, const Reduction& reduction);

@@ -9,6 +9,11 @@
 #include "lockstep/core/error.h"
 
 namespace lockstep::c10d_backend {
+namespace {
+
+const Scope kNoScope;
+
+}  // namespace
 
 std::exception_ptr translated(const std::exception_ptr& error) {
   try {
@@ -28,7 +33,18 @@ std::exception_ptr failure(const std::string& text) {
 }
 
 BackendWork::BackendWork(std::shared_ptr<Driver> driver, int rank, Call call)
-    : Work(rank, call.type), driver_(std::move(driver)), call_(std::move(call)) {}
+    : Work(rank, call.type),
+      driver_(std::move(driver)),
+      call_(std::move(call)),
+      scope_(&kNoScope) {}
+
+void BackendWork::set_scopes(std::shared_ptr<const Scopes> scopes) {
+  scopes_ = std::move(scopes);
+  if (!scopes_) return;
+  for (const Scope& one : *scopes_) {
+    if (one.driver == driver_.get()) scope_ = &one;
+  }
+}
 
 bool BackendWork::wait(milliseconds timeout) {
   if (!is_done()) driver_->wait(*this, timeout);
@@ -47,6 +63,7 @@ void BackendWork::tell(c10::ivalue::Future& future) const {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
+  driver_->expect_callbacks(*this);
   const std::lock_guard lock(future_mutex_);
   if (!future_) {
     future_ =

@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
 namespace lockstep::c10d_backend {
@@ -20,6 +22,20 @@ using std::chrono::milliseconds;
 std::exception_ptr translated(const std::exception_ptr& error);
 // A c10::DistBackendError.
 std::exception_ptr failure(const std::string& text);
+
+// Where an operation's callbacks stand in the order in which ranks start collectives: a number for
+// each operation in whose callbacks it was started, from the outermost, and its own.
+using Place = std::vector<uint64_t>;
+
+// A callback of a future, in which operations are started.
+struct Scope {
+  const Driver* driver = nullptr;
+  uint64_t callback = 0;
+  Place place = {};
+};
+// Of the callbacks that a thread runs, and those in which their operations were started: the
+// innermost of each driver.
+using Scopes = std::vector<Scope>;
 
 class BackendWork final : public ::c10d::Work {
  public:
@@ -52,11 +68,17 @@ class BackendWork final : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> settle(const std::exception_ptr& error);
   void tell(c10::ivalue::Future& future) const;
   void mark_done() { done_.store(true, std::memory_order_release); }
-  // For the driver, with its mutex held: whether the first of them is over, and the number of the
-  // callback in which the operation was started, 0 in none.
+  // For the driver, with its mutex held: whether the first of them is over.
   bool is_settled() const { return settled_; }
-  uint64_t parent() const { return parent_; }
-  void set_parent(uint64_t callback) { parent_ = callback; }
+  // The callbacks in which it was started, and the one of its driver, with number 0 for none. Set
+  // once, before it is submitted.
+  const std::shared_ptr<const Scopes>& scopes() const { return scopes_; }
+  void set_scopes(std::shared_ptr<const Scopes> scopes);
+  const Scope& scope() const { return *scope_; }
+  // For the driver, with its mutex held: empty until its future is asked for.
+  const Place& place() const { return place_; }
+  void set_place(Place place) { place_ = std::move(place); }
+  bool is_message() const { return ::c10d::isP2POp(retrieveOpType()); }
 
  private:
   const std::shared_ptr<Driver> driver_;
@@ -66,7 +88,9 @@ class BackendWork final : public ::c10d::Work {
   bool settled_ = false;
   std::exception_ptr error_;
   int source_ = -1;
-  uint64_t parent_ = 0;
+  std::shared_ptr<const Scopes> scopes_;
+  const Scope* scope_;
+  Place place_;
   std::atomic<bool> done_ = false;
 };
 

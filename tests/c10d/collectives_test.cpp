@@ -180,5 +180,33 @@ TEST(SparseTensors, AreSummed) {
   });
 }
 
+// Memory of a conjugate that libtorch has put off holds other numbers than its elements.
+TEST_P(Collectives, TakeConjugatesThatArePutOff) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    const auto put_off = [](int of) { return at::complex(numbers(of, 3), numbers(of, 3)).conj(); };
+    const auto plain = [&](int of) { return put_off(of).resolve_conj(); };
+    Tensors root{rank == 0 ? put_off(0) : plain(rank)};
+    backend.broadcast(root)->wait();
+    expect_equal("broadcast", root[0], plain(0));
+    at::Tensor all = at::zeros({size, 3}, at::kComplexFloat), in = put_off(rank);
+    backend._allgather_base(all, in)->wait();
+    for (int r = 0; r < size; ++r) expect_equal("all_gather", all[r], plain(r));
+    Tensors sum{rank == 0 ? plain(0) : put_off(rank)};
+    backend.reduce(sum)->wait();
+    if (rank == 0) expect_equal("reduce", sum[0], at::complex(sum_of(size, 3), -sum_of(size, 3)));
+
+    // None is written to, and the group has not noticed.
+    Tensors out{put_off(rank)};
+    if (rank != 0) {
+      EXPECT_THROW(backend.broadcast(out), c10::ValueError);
+    }
+    EXPECT_THROW(backend.allreduce(out)->wait(), c10::ValueError);
+    if (rank != 0) out = {plain(rank)};
+    backend.broadcast(out)->wait();
+    expect_equal("broadcast", out[0], plain(0));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

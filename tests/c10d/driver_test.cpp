@@ -300,6 +300,30 @@ TEST(Ends, FinishWhatOthersWaitFor) {
   });
 }
 
+// Not for the timeout: the receiver may have ended its group, too.
+TEST(Ends, WaitASecondForAReceiver) {
+  const auto timeout = std::chrono::seconds(20);
+  spawn_backends(2,
+                 [&](Backend& backend, const StorePtr& store) {
+                   const bool sends = backend.getRank() == 0;
+                   Tensors small{at::ones({10})}, large{at::ones({1 << 20})};
+                   std::vector<c10::intrusive_ptr<::c10d::Work>> sent;
+                   for (int i = 0; sends && i < 5; ++i) sent.push_back(backend.send(small, 1, i));
+                   if (sends) sent.push_back(backend.send(large, 1, 5));
+                   const auto start = std::chrono::steady_clock::now();
+                   backend.shutdown();
+                   EXPECT_LT(std::chrono::steady_clock::now() - start, timeout / 2);
+                   for (const auto& work : sent) EXPECT_TRUE(work->isCompleted());
+                   if (sends) {
+                     EXPECT_FALSE(sent.back()->isSuccess());
+                     store->add("ended", 1);
+                   }
+                   // Its process lives on, from which rank 0 would learn that it has gone.
+                   while (store->add("ended", 0) == 0) std::this_thread::yield();
+                 },
+                 {.timeout = timeout});
+}
+
 TEST(Subgroups, AreSplitOff) {
   spawn_backends(3, [](Backend& backend, const StorePtr& store) {
     if (backend.getRank() == 1) return backend.barrier()->wait(), void();

@@ -20,10 +20,13 @@ namespace lockstep::c10d_backend {
 // An operation that the caller waits for runs in the caller's thread; others progress in a thread
 // of the backend, which starts when it is first needed. Works have futures, whose callbacks run one
 // at a time, in the order of the operations; one may wait for operations that it has started
-// itself, also by their futures, while another thread makes them progress. An error reaches who
-// waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call. After a
-// DistBackendError of a collective the group has failed, and further calls throw at once. Blocks as
-// comm::join_group() does, and throws what it throws, as c10d's errors.
+// itself, also by their futures, while another thread makes them progress. Collectives that are
+// called after the future of another was asked for start when its callbacks have returned, after
+// what these have started; so the ranks' order does not depend on when callbacks run. An error
+// reaches who waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call.
+// After a DistBackendError of a collective the group has failed, and further calls throw at once.
+// shutdown() finishes for its timeout what others wait for, and messages that nobody receives for
+// about a second. Blocks as comm::join_group() does, and throws what it throws, as c10d's errors.
 c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d::Store>& store,
                                                  const comm::Membership& me,
                                                  const comm::GroupOptions& options = {});

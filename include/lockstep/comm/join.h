@@ -42,8 +42,9 @@ struct GroupOptions {
 
 // A group of all processes that call it with the same store, for tensors on the CPU, over the
 // transport that World::from_env() would take. `store` is any of libtorch's, under keys that no
-// other group uses (a c10d::PrefixStore); a few short values are written to it, and it is not used
-// once the call has returned. Where ranks are on several hosts, rank 0 is reached at the address of
+// other group uses (a c10d::PrefixStore); a few short values are written to it and removed, so that
+// the same ranks may form another group by it afterwards, and it is not used once the call has
+// returned. Where ranks are on several hosts, rank 0 is reached at the address of
 // the first interface in GLOO_SOCKET_IFNAME, else at the one from which it talks to MASTER_ADDR,
 // else at that of its host's name. Unlike World::from_env() it leaves the process's threads and
 // memory as they are. Blocks until all have come. Throws CommError that names the ranks which have

@@ -58,6 +58,7 @@ void say(c10d::Store& store, const std::string& key, const std::string& value) {
   store.set(key, std::vector<uint8_t>(value.begin(), value.end()));
 }
 
+constexpr const char* kWhere = "lockstep/store";
 std::string key_of_host(int rank) { return fmt::format("lockstep/host/{}", rank); }
 
 // Each rank's description of its host. Only rank 0 asks, so that the number of requests grows with
@@ -108,7 +109,6 @@ std::string address_for_others() {
 // errors name missing ranks, and its waits check the launcher's status.
 Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& host,
                 milliseconds timeout) {
-  constexpr const char* kWhere = "lockstep/store";
   StoreOptions options{.timeout = timeout, .numbers = numbers_of(me)};
   say(theirs, key_of_host(me.rank), host);
   if (me.rank == 0) {
@@ -146,18 +146,32 @@ Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& ho
   return Store::connect(options);
 }
 
-Group meet(const Store& own, const Membership& me, Member mine, const Asked& asked) {
+// So that these ranks may form another group by the same keys, as after destroy_process_group().
+// Not every store can do it.
+void remove(c10d::Store& theirs, const std::string& key) {
+  try {
+    theirs.deleteKey(key);
+  } catch (const std::exception&) {
+  }
+}
+
+// `leave` removes from a store what others have read.
+template <class Leave>
+Group meet(const Store& own, const Membership& me, Member mine, const Asked& asked,
+           const Leave& leave) {
   const Store::Making making(own, me.rank == 0 ? me.size : 0);
   const auto members = exchange_members(own, me.rank, std::move(mine), asked.timeout);
   Group group = connect(own, me.rank, members, asked).group;
+  leave();  // before any rank can join again
   // Until then others may read rank 0's store, which may be destroyed when this call returns.
   group.barrier({.label = "join"}).wait();
   return group;
 }
 
 // What all joins do before they have a store, and after.
-template <class MakeStore>
-Group join_over(const Membership& me, const GroupOptions& options, const MakeStore& make_store) {
+template <class MakeStore, class Leave>
+Group join_over(const Membership& me, const GroupOptions& options, const MakeStore& make_store,
+                const Leave& leave) {
   open_standard_streams();
   const Backend asked = backend_from_env(options.backend);
   check(me, asked);
@@ -174,21 +188,38 @@ Group join_over(const Membership& me, const GroupOptions& options, const MakeSto
   transport.tls_key = tls_key_from_env(transport, kJoin);
   Member mine = this_member(me.size, -1, Devices{}, shared_part(transport));
   const Store store = make_store(mine.host, timeout);
-  return meet(store, me, std::move(mine), transport);
+  return meet(store, me, std::move(mine), transport, leave);
 }
 
 }  // namespace
 
 Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
                  const GroupOptions& options) {
-  return join_over(me, options, [&](const std::string& host, milliseconds timeout) {
-    return serve_for(*store, me, host, timeout);
-  });
+  bool is_served = false;
+  const auto remove_address = [&] {
+    if (is_served) remove(*store, kWhere);
+  };
+  try {
+    return join_over(
+        me, options,
+        [&](const std::string& host, milliseconds timeout) {
+          Store own = serve_for(*store, me, host, timeout);
+          is_served = me.rank == 0;
+          return own;
+        },
+        [&] {
+          remove_address();
+          remove(*store, key_of_host(me.rank));
+        });
+  } catch (...) {
+    remove_address();
+    throw;
+  }
 }
 
 Group join_group(const std::string& address, const Membership& me, const GroupOptions& options) {
   const Endpoint at = Endpoint::parse("join", address, 29500);
-  return join_over(me, options, [&](const std::string&, milliseconds timeout) {
+  const auto make_store = [&](const std::string&, milliseconds timeout) {
     static std::mutex mutex;
     static auto& calls = *new std::map<std::string, int>;
     Store store = Store::connect({.host = at.host,
@@ -203,7 +234,8 @@ Group join_group(const std::string& address, const Membership& me, const GroupOp
     const std::lock_guard lock(mutex);
     if (me.rank == 0) served.insert_or_assign(at.text(), store);
     return store.prefix(fmt::format("lockstep/join/{}", calls[at.text()]++));
-  });
+  };
+  return join_over(me, options, make_store, [] {});
 }
 
 }  // namespace lockstep::comm

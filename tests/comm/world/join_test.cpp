@@ -61,6 +61,36 @@ TEST_P(Joins, MakeGroupsOfAnyStore) {
   unlink(path.c_str());
 }
 
+// As destroy_process_group() and init_process_group() in one process do, under the same keys.
+TEST_P(Joins, MakeOneGroupAfterAnotherByTheSameKeys) {
+  const Ranks ranks = GetParam();
+  std::string path = testing::TempDir() + "join-XXXXXX";
+  close(mkstemp(path.data()));
+  spawn_bare(ranks.count,
+             [&](int rank) {
+               setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+               const auto store = file_store(path, ranks.count);
+               for (int i = 0; i < 5; ++i) {
+                 // Rank 0 is late: the others have looked for its address before.
+                 const std::string key = fmt::format("come {}", i);
+                 while (rank == 0 && store->add(key, 0) < ranks.count - 1) usleep(1000);
+                 if (rank != 0) store->add(key, 1);
+                 const Group group = join_group(store, {rank, ranks.count});
+                 at::Tensor one = at::ones({3});
+                 group.all_reduce(one).wait();
+                 EXPECT_EQ(one[0].item<int>(), ranks.count);
+                 // Until the slowest one has returned.
+                 group.barrier().wait();
+                 EXPECT_FALSE(store->check({fmt::format("lockstep/host/{}", rank)}));
+                 if (rank == 0) {
+                   EXPECT_FALSE(store->check({"lockstep/store"}));
+                 }
+               }
+             },
+             {.backend = ranks.backend, .hosts = ranks.hosts});
+  unlink(path.c_str());
+}
+
 // Ranks 0 and 1 of the job end well; the others' group numbers itself from 0.
 TEST(JoinOfSomeRanks, BlamesTheRankThatEndedAndNoOther) {
   for (const char* backend : {"shm", "tcp"}) {

@@ -1,0 +1,77 @@
+#include "c10d/queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::c10d_backend {
+namespace {
+
+// Callbacks within callbacks whose operations are ordered among themselves. It bounds what an
+// endless chain of them needs.
+constexpr size_t kDeepest = 16;
+
+bool begins_with(const Place& place, const Place& first) {
+  return place.size() >= first.size() && std::equal(first.begin(), first.end(), place.begin());
+}
+
+}  // namespace
+
+void Queue::add(Job job) {
+  job.after = asked_;
+  const Place& scope = job.work->scope().place;
+  auto at = jobs_.end();
+  if (!scope.empty()) {
+    at = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& other) {
+      return !begins_with(other.work->scope().place, scope) && is_held(other);
+    });
+  }
+  jobs_.insert(at, std::move(job));
+}
+
+std::optional<Job> Queue::next() {
+  if (jobs_.empty() || is_held(jobs_.front())) return std::nullopt;
+  return pop();
+}
+
+std::optional<Job> Queue::pop() {
+  if (jobs_.empty()) return std::nullopt;
+  Job job = std::move(jobs_.front());
+  jobs_.pop_front();
+  return job;
+}
+
+void Queue::expect_callbacks(BackendWork& work) {
+  if (!work.place().empty()) return;
+  Place place = work.scope().place;
+  if (place.size() < kDeepest) place.push_back(++asked_);
+  if (!work.is_message()) awaited_.insert(place);
+  work.set_place(std::move(place));
+}
+
+void Queue::forget(const BackendWork& work) {
+  if (work.place().empty() || work.is_message()) return;
+  const auto found = awaited_.find(work.place());
+  if (found != awaited_.end()) awaited_.erase(found);
+}
+
+void Queue::let_through(const BackendWork& work) {
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(),
+                                  [&](const Job& one) { return one.work.get() == &work; });
+  if (found == jobs_.end()) return;
+  for (auto job = jobs_.begin(); job <= found; ++job) job->after = 0;
+}
+
+void Queue::let_all_through() {
+  for (Job& job : jobs_) job.after = 0;
+}
+
+// Whether the callbacks of one that comes before it in its scope, or of what those have started,
+// have not returned. In the set, the first place beyond the scope itself is of the earliest one.
+bool Queue::is_held(const Job& job) const {
+  const Place& scope = job.work->scope().place;
+  const auto first = awaited_.upper_bound(scope);
+  return first != awaited_.end() && begins_with(*first, scope) &&
+         (*first)[scope.size()] <= job.after;
+}
+
+}  // namespace lockstep::c10d_backend

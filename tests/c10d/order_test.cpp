@@ -1,0 +1,243 @@
+// The order in which ranks start collectives, when callbacks of futures start some of them.
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+
+#include <atomic>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "c10d/support.h"
+
+namespace lockstep::test {
+namespace {
+
+using c10::ivalue::Future;
+using ::c10d::Backend;
+using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
+
+void await(const std::function<bool()>& condition) {
+  while (!condition()) std::this_thread::yield();
+}
+
+void when_over(const WorkPtr& work, std::function<void()> callback) {
+  work->getFuture()->addCallback([callback = std::move(callback)](Future&) { callback(); });
+}
+
+// All of one shape, so that a wrong order mixes sums without an error.
+Tensors all_of(float value) { return {at::full({100}, value)}; }
+
+class Orders : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(, Orders, testing::Values(Ranks{"shm", 3}, Ranks{"tcp", 2}), name_of);
+
+// What two buckets of DDP do with a communication hook of two parts, as PowerSGD's.
+TEST_P(Orders, ACallbacksCollectiveComesBeforeTheNextOfTheProgram) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int size = backend.getSize();
+    const bool is_late = backend.getRank() == 0;
+    for (int i = 0; i < 30; ++i) {
+      const std::string key = "submitted " + std::to_string(i);
+      Tensors first = all_of(1), second = all_of(10), next = all_of(100);
+      std::atomic<bool> done = false;
+      // The others submit all before the first can end, the late rank when the callback is over.
+      if (is_late) await([&] { return store->add(key, 0) == size - 1; });
+      const auto work = backend.allreduce(first);
+      when_over(work, [&] {
+        backend.allreduce(second)->wait();
+        done = true;
+      });
+      if (is_late) await([&] { return done.load(); });
+      const auto after = backend.allreduce(next);
+      if (!is_late) store->add(key, 1);
+      if (i % 2 == 0) after->wait();
+      await([&] { return done && after->isCompleted(); });
+      EXPECT_EQ(first[0][0].item<int>(), size);
+      EXPECT_EQ(second[0][0].item<int>(), 10 * size);
+      EXPECT_EQ(next[0][0].item<int>(), 100 * size);
+    }
+  });
+}
+
+// The same two deep, and beside each other in one callback.
+TEST_P(Orders, CallbacksWithinCallbacksAreDepthFirst) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int size = backend.getSize();
+    const bool is_late = backend.getRank() == 0;
+    for (int i = 0; i < 30; ++i) {
+      const std::string key = "submitted " + std::to_string(i);
+      std::vector<Tensors> sums;
+      for (int part = 0; part < 6; ++part) sums.push_back(all_of(float(1 + part)));
+      std::vector<WorkPtr> works(sums.size());
+      std::atomic<bool> inner = false, outer = false;
+      const auto start = [&](int part) { works[part] = backend.allreduce(sums[part]); };
+      if (is_late) await([&] { return store->add(key, 0) == size - 1; });
+      start(0);
+      when_over(works[0], [&] {
+        start(1);
+        when_over(works[1], [&] {
+          start(2);
+          works[2]->wait();
+          inner = true;
+        });
+        if (is_late) await([&] { return inner.load(); });
+        start(3);
+        outer = true;
+      });
+      if (is_late) await([&] { return inner && outer; });
+      start(4);
+      start(5);
+      if (!is_late) store->add(key, 1);
+      works[5]->wait();
+      await([&] { return inner && outer; });
+      for (const auto& work : works) work->wait();
+      for (int part = 0; part < 6; ++part)
+        EXPECT_EQ(sums[part][0][0].item<int>(), (1 + part) * size) << part;
+    }
+  });
+}
+
+TEST_P(Orders, ACallbackMayWaitForALaterCollective) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int size = backend.getSize();
+    for (int i = 0; i < 20; ++i) {
+      const std::string key = "submitted " + std::to_string(i);
+      Tensors first = all_of(1), between = all_of(2), later = all_of(3);
+      std::atomic<bool> done = false;
+      if (backend.getRank() == 0) {
+        await([&] { return store->add(key, 0) == size - 1; });
+        backend.allreduce(first)->wait();
+        backend.allreduce(between)->wait();
+        backend.allreduce(later)->wait();
+      } else {
+        WorkPtr last;
+        when_over(backend.allreduce(first), [&] {
+          last->wait();
+          done = true;
+        });
+        backend.allreduce(between);
+        last = backend.allreduce(later);
+        store->add(key, 1);
+        await([&] { return done.load(); });
+      }
+      EXPECT_EQ(later[0][0].item<int>(), 3 * size);
+    }
+  });
+}
+
+// A callback that fails holds nothing back.
+TEST_P(Orders, AnExceptionInACallbackEndsIt) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    Tensors first = all_of(1), next = all_of(2);
+    const auto failing = backend.allreduce(first)->getFuture()->then(
+        [](Future&) -> c10::IValue { throw std::runtime_error("mine"); }, c10::AnyType::get());
+    backend.allreduce(next)->wait();
+    EXPECT_EQ(next[0][0].item<int>(), 2 * backend.getSize());
+    EXPECT_THROW(failing->waitAndThrow(), std::runtime_error);
+  });
+}
+
+// A program may start a collective without waiting, then the messages for which the others wait.
+TEST_P(Orders, MessagesAreNotHeldBackAndHoldNothingBack) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank();
+    for (int i = 0; i < 20; ++i) {
+      Tensors first = all_of(1), next = all_of(2), word{at::full({1}, 7.0f)};
+      if (rank == 0) {
+        const auto got = backend.recv(word, 1, i);
+        const auto future = got->getFuture();
+        const auto started = backend.allreduce(first);
+        const auto other = started->getFuture();
+        backend.allreduce(next)->wait();
+        got->wait();
+        EXPECT_EQ(word[0][0].item<int>(), 8);
+      } else {
+        backend.allreduce(first)->wait();
+        backend.allreduce(next)->wait();
+        word[0].fill_(8);
+        if (rank == 1) backend.send(word, 0, i)->wait();
+      }
+      EXPECT_EQ(next[0][0].item<int>(), 2 * backend.getSize());
+    }
+  });
+}
+
+// As a hook that sums within a host, then between hosts, then within the host again.
+TEST_P(Orders, CallbacksOfTwoGroupsMayWaitForEachOther) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const auto second = c10d_backend::make_backend(
+        c10::make_intrusive<::c10d::PrefixStore>("second", store),
+        {backend.getRank(), backend.getSize()}, {.timeout = std::chrono::seconds(60)});
+    for (int i = 0; i < 10; ++i) {
+      Tensors within = all_of(1), between = all_of(2), again = all_of(3), next = all_of(4);
+      std::atomic<bool> done = false;
+      when_over(backend.allreduce(within), [&] {
+        std::atomic<bool> over = false;
+        when_over(second->allreduce(between), [&] {
+          backend.allreduce(again)->getFuture()->wait();
+          over = true;
+        });
+        await([&] { return over.load(); });
+        done = true;
+      });
+      backend.allreduce(next)->wait();
+      await([&] { return done.load(); });
+      EXPECT_EQ(again[0][0].item<int>(), 3 * backend.getSize());
+      EXPECT_EQ(next[0][0].item<int>(), 4 * backend.getSize());
+    }
+    second->shutdown();
+  });
+}
+
+TEST(HeldBack, AnAbortEndsIt) {
+  spawn_backends(2, [](Backend& backend, const StorePtr&) {
+    if (backend.getRank() == 0) {
+      Tensors first = all_of(1), next = all_of(2);
+      const auto work = backend.allreduce(first);
+      const auto future = work->getFuture();
+      const auto held = backend.allreduce(next);
+      backend.abort();
+      EXPECT_THROW(held->wait(), c10::DistBackendError);
+      EXPECT_THROW(work->wait(), c10::DistBackendError);
+    } else {
+      Tensors word = all_of(3);
+      EXPECT_THROW(backend.recv(word, 0, 0)->wait(), c10::DistBackendError);
+    }
+  });
+}
+
+TEST(HeldBack, AnEndFinishesIt) {
+  spawn_backends(2, [](Backend& backend, const StorePtr& store) {
+    Tensors first = all_of(1), next = all_of(2);
+    if (backend.getRank() == 1) await([&] { return store->add("ends", 0) == 1; });
+    const auto work = backend.allreduce(first);
+    const auto future = work->getFuture();
+    const auto held = backend.allreduce(next);
+    if (backend.getRank() == 0) store->add("ends", 1);
+    backend.shutdown();
+    EXPECT_TRUE(held->isSuccess());
+    EXPECT_EQ(next[0][0].item<int>(), 4);
+  });
+}
+
+TEST(HeldBack, ACallbackMayEndTheGroup) {
+  spawn_backends(2, [](Backend& backend, const StorePtr& store) {
+    Tensors first = all_of(1), next = all_of(2);
+    std::atomic<bool> done = false;
+    const int rank = backend.getRank();
+    if (rank == 0) await([&] { return store->add("submitted", 0) == 1; });
+    const auto work = backend.allreduce(first);
+    when_over(work, [&] {
+      if (rank == 1) backend.shutdown();
+      done = true;
+    });
+    const auto held = backend.allreduce(next);
+    if (rank == 1) store->add("submitted", 1);
+    await([&] { return done && held->isCompleted(); });
+    EXPECT_TRUE(held->isSuccess());
+    EXPECT_EQ(next[0][0].item<int>(), 4);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
