@@ -14,6 +14,7 @@
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
+#include "train/config/replaced.h"
 #include "train/config/schema.h"
 #include "train/config/settings.h"
 #include "train/config/value.h"
@@ -204,8 +205,13 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool 
   Settings settings(schema_, problems_, config_.remarks);
   settings.read_file(source.text, name_, empty);
   settings.read_environment();
+  for (const LaunchFlag& flag : source.flags) {
+    if (!Settings::overrides(flag)) settings.read_flag(flag);
+  }
   for (const std::string& one : overrides) settings.read_override(one);
-  for (const LaunchFlag& flag : source.flags) settings.read_flag(flag);
+  for (const LaunchFlag& flag : source.flags) {
+    if (Settings::overrides(flag)) settings.read_flag(flag);
+  }
   choose(settings.list());
   total_processes();
   store_kinds();
@@ -237,12 +243,14 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool 
   }
   check_together(schema_, config_, origin_of, is_given, problems_);
   if (starts) {
+    config_.file = name_;
     refuse_before_start(config_, [&](const std::string& path, const std::string& what) {
       problems_.add(origin_of(path), fmt::format("{}: {}", path, what));
     });
   }
   problems_.raise(name_);
   note_fsdp(config_);
+  note_replaced(config_);
   for (const Key& key : schema_.keys()) {
     key.store(config_, key.load(config_));  // declared keys get their defaults
   }

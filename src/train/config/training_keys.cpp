@@ -53,6 +53,11 @@ void add_schedule_keys(KeyList& keys) {
   keys.kinds({"one_cycle"});
   keys.add("rising", AT(schedule.rising), "Share of the steps on the way up, below 1.",
            between(0, 1));
+  keys.add(
+      "cycle_momentum", AT(schedule.cycle_momentum),
+      "As PyTorch's: sgd's momentum, and the others' beta1, falls from 0.95 to 0.85 as the rate "
+      "rises, and rises again, whatever optimizer.momentum (also 0) and optimizer.beta1 are; "
+      "false: these stay.");
   keys.kinds({"plateau"});
   keys.add("patience", AT(schedule.patience), "Evaluations without a lower loss that are let pass.",
            at_least(0));
@@ -64,10 +69,13 @@ void add_training_keys(KeyList& keys) {
   add_optimizer_keys(keys);
   add_schedule_keys(keys);
   keys.section("training");
-  keys.add("epochs", AT(training.epochs), "Times through the data.", at_least(1));
-  keys.add("max_steps", AT(training.max_steps),
-           "Optimizer steps after which training ends; 0: as many as the epochs have.",
-           at_least(0));
+  keys.add("epochs", AT(training.epochs), "Times through the data; not used with max_steps.",
+           at_least(1));
+  keys.add(
+      "max_steps", AT(training.max_steps),
+      "Optimizer steps after which training ends, also in the middle of an epoch or after several; "
+      "0: as many as the epochs have.",
+      at_least(0));
   keys.add("max_seconds", AT(training.max_seconds),
            "Wall-clock time after which the run saves and ends; 0: no limit.", at_least(0));
   keys.add("batch_size", AT(training.batch_size),

@@ -20,6 +20,7 @@
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
+#include "training/train.h"
 
 namespace lockstep::tool {
 namespace {
@@ -132,6 +133,19 @@ void refuse_same_keys(const train::RunConfig& config, const train::RunConfig& ba
   }
 }
 
+// The flag goes before them: all runs would have one number of ranks, under several names.
+void refuse_chosen_ranks(const train::RunConfig& config, const std::vector<std::string>& chosen) {
+  const auto found = config.origins.find("launch.nproc_per_node");
+  if (found == config.origins.end()) return;
+  for (const std::string& one : chosen) {
+    if (found->second != "--set " + one.substr(0, 200)) continue;
+    throw ConfigError(fmt::format(
+        "[sweep] --over {}: --nproc-per-node gives all runs the same number of ranks: leave out "
+        "one of them",
+        one.substr(0, one.find('='))));
+  }
+}
+
 }  // namespace
 
 SweepCommand::SweepCommand(CLI::App& program)
@@ -237,13 +251,17 @@ std::vector<SweepRun> SweepCommand::plan() {
     std::reverse(backwards.begin() + static_cast<std::ptrdiff_t>(overrides_.size()),
                  backwards.end());
     refuse_same_keys(config, train::load_config(source_, backwards), chosen);
-    if (command_.get_option("--nproc-per-node")->count() == 0) {
+    const bool is_fixed = command_.get_option("--nproc-per-node")->count() > 0;
+    if (is_fixed) refuse_chosen_ranks(config, chosen);
+    if (!is_fixed) {
       ranks_ =
           std::max(runs.empty() ? 1 : ranks_, launch::count_ranks(config.launch.nproc_per_node));
     }
     refuse_shared_places(config);
     refuse_metric(metric_, config);
     run.restores_best = config.checkpoint.restore_best;
+    run.has_threads = config.launch.threads_per_rank > 0;
+    if (run.has_threads) compare_threads(config);
     if (config.launch.nnodes != "1") {
       throw ConfigError(
           fmt::format("[sweep] launch.nnodes is {}: the runs of a sweep are on this "
@@ -251,7 +269,7 @@ std::vector<SweepRun> SweepCommand::plan() {
                       config.launch.nnodes));
     }
     run.command = {self, "train", file_};
-    if (command_.get_option("--nproc-per-node")->count() > 0) {
+    if (is_fixed) {
       run.command.insert(run.command.end(), {"--nproc-per-node", std::to_string(ranks_)});
     }
     for (const std::string& one : overrides) run.command.insert(run.command.end(), {"--set", one});
