@@ -11,8 +11,9 @@ void add_optimizer_keys(KeyList& keys) {
   keys.choice("kind", AT(optimizer.kind), {"sgd", "adam", "adamw"}, "The optimizer.");
   keys.add("learning_rate", AT(optimizer.learning_rate), "Before lr_scaling and the schedule.",
            at_least(0));
-  keys.choice("lr_scaling", AT(optimizer.lr_scaling), {"none", "linear", "sqrt"},
-              "How the rate grows with the number of ranks N: not, x N, or x sqrt(N).");
+  keys.choice(
+      "lr_scaling", AT(optimizer.lr_scaling), {"none", "linear", "sqrt"},
+      "How the rate grows with the number N of ranks, or of lanes: not, x N, or x sqrt(N).");
   keys.kinds({"sgd", "adam", "adamw"});
   keys.add("weight_decay", AT(optimizer.weight_decay), "As libtorch's.", at_least(0));
   keys.kinds({"sgd"});

@@ -140,8 +140,9 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
   const Divided divided = divided_by(trainer, options, world);
   if (divided.units > 0) {
     lines.push_back(fmt::format(
-        "fsdp: {} in {} unit{} over {} ranks, {}", config.parallel.fsdp.sharding_strategy,
+        "fsdp: {} in {} unit{} over {} rank{}, {}", config.parallel.fsdp.sharding_strategy,
         divided.units, divided.units == 1 ? "" : "s", divided.optimizer,
+        divided.optimizer == 1 ? "" : "s",
         divided.shares ? "with one copy of the parameters on this host" : "gathered unit by unit"));
   }
   if (states >= 0) {
