@@ -345,6 +345,8 @@ TEST_F(Ranks, OfASweepHaveOneValueOfAKey) {
           "--over training and --over training.seed: each says training.seed");
   refused("--over launch.nproc_per_node=1,2 --nproc-per-node 2",
           "--over launch.nproc_per_node: --nproc-per-node gives all runs the same number of ranks");
+  refused("--over optimizer.learning_rate=1e-3,0.001",
+          "optimizer.learning_rate=0.001 is the same run as optimizer.learning_rate=1e-3");
   refused("--over output_dir=a,b", "--over output_dir: each run has a folder of its own");
   refused("--over 'logging={output_dir: a}'", "each run has a folder of its own");
   EXPECT_EQ(run("sweep run.yaml --over seed=1,2 --over epochs=1,2 --set training.seed=5").status,

@@ -33,6 +33,7 @@ class Loading {
  private:
   // Of settings of one path the one that counts: of the last place in which there is any.
   void choose(const std::vector<Setting>& settings);
+  bool say_the_same(const Setting& one, const Setting& other) const;
   void store_kinds();
   void store(const Setting& setting);
   void check_backend(const std::vector<Setting>& settings);
@@ -54,14 +55,28 @@ class Loading {
   std::set<std::string> wrong_kinds_;  // sections whose kind is not known
 };
 
+// Whether two settings of one path have one value, also as 3 and 3.0, or yes and true.
+bool Loading::say_the_same(const Setting& one, const Setting& other) const {
+  if (one.node.IsScalar() && other.node.IsScalar() && one.node.Scalar() == other.node.Scalar()) {
+    return true;
+  }
+  for (const Key* key : schema_.all(one.path)) {
+    Value left, right;
+    std::string error;
+    if (read_value(one.node, key->fallback, left, error) &&
+        read_value(other.node, key->fallback, right, error)) {
+      return left == right;
+    }
+  }
+  return false;
+}
+
 void Loading::choose(const std::vector<Setting>& settings) {
   for (const Setting& setting : settings) {
     const auto [found, is_new] = chosen_.try_emplace(setting.path, setting);
     if (is_new) continue;
     const Setting& before = found->second;
-    const bool is_same = before.node.IsScalar() && setting.node.IsScalar() &&
-                         before.node.Scalar() == setting.node.Scalar();
-    if (before.layer == setting.layer && !is_same) {
+    if (before.layer == setting.layer && !say_the_same(before, setting)) {
       problems_.add(setting.origin,
                     fmt::format("{} says something else than {} in {}: give one of them",
                                 setting.written, before.written, before.origin.text));
@@ -143,9 +158,7 @@ void Loading::check_backend(const std::vector<Setting>& settings) {
     const auto found = chosen_.find(variable.path);
     if (variable.layer != 1 || found == chosen_.end() || found->second.layer < 2) continue;
     if (!variable.written.starts_with("LOCKSTEP") || !variable.node.IsScalar()) continue;
-    if (found->second.node.IsScalar() && found->second.node.Scalar() == variable.node.Scalar()) {
-      continue;
-    }
+    if (say_the_same(found->second, variable)) continue;
     problems_.add(found->second.origin,
                   fmt::format("contradicts the {}: unset the variable", variable.origin.text));
   }

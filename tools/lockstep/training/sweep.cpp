@@ -20,6 +20,7 @@
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
+#include "lockstep/train/config_texts.h"
 #include "training/train.h"
 
 namespace lockstep::tool {
@@ -206,6 +207,20 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
   return all;
 }
 
+// Values that are written differently may be one, as 1e-3 and 0.001.
+void SweepCommand::refuse_same_run(const train::RunConfig& config,
+                                   const std::vector<std::string>& chosen) {
+  auto texts = train::config_texts(config);
+  texts.erase("logging.output_dir");
+  const std::string said = fmt::format("{}", fmt::join(chosen, " "));
+  const auto [earlier, is_new] = trained_.emplace(std::move(texts), said);
+  if (is_new) return;
+  throw ConfigError(
+      fmt::format("[sweep] --over: {} is the same run as {}: a value is there twice, and would be "
+                  "trained twice",
+                  said, earlier->second));
+}
+
 // Where several runs would write to one place, and one of them might resume with another's
 // checkpoints; or listen at one port, at the same time.
 void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
@@ -251,6 +266,7 @@ std::vector<SweepRun> SweepCommand::plan() {
     std::reverse(backwards.begin() + static_cast<std::ptrdiff_t>(overrides_.size()),
                  backwards.end());
     refuse_same_keys(config, train::load_config(source_, backwards), chosen);
+    refuse_same_run(config, chosen);
     const bool is_fixed = command_.get_option("--nproc-per-node")->count() > 0;
     if (is_fixed) refuse_chosen_ranks(config, chosen);
     if (!is_fixed) {
