@@ -85,7 +85,14 @@ void replace_files(const Files& files, const RunConfig& config, const Registry& 
   write_whole(files.config, show_config(config, registry.extensions()));
 }
 
-// Where it stays it has to say what the run does, except from where the run is resumed.
+// Where a run is resumed and how it is started, but not the number of its ranks: that a host has to
+// say on its command line.
+bool says_only_how(const std::string& key) {
+  return key == "checkpoint.resume" ||
+         (key.starts_with("launch.") && key != "launch.nproc_per_node" && key != "launch.nnodes");
+}
+
+// Where it stays it has to say what the run does.
 void refuse_other_config(const Files& files, const RunConfig& config, const Registry& registry) {
   if (files.config.empty() || !is_one_place(config.file, files.config)) return;
   std::map<std::string, std::string> alone;
@@ -97,7 +104,7 @@ void refuse_other_config(const Files& files, const RunConfig& config, const Regi
   }
   std::vector<std::string> others;
   for (const auto& [key, value] : config_texts(config, registry.extensions())) {
-    if (key != "checkpoint.resume" && (!alone.contains(key) || alone.at(key) != value)) {
+    if (!says_only_how(key) && (!alone.contains(key) || alone.at(key) != value)) {
       others.push_back(key);
     }
   }
