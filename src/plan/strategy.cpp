@@ -51,7 +51,10 @@ Training training_of(const train::RunConfig& config) {
   if (twice == "full" || (is_fsdp && config.parallel.fsdp.activation_checkpointing)) {
     out.recomputed = Recomputed::Blocks;
   }
-  if (config.optimizer.kind == "sgd") out.state_bytes = config.optimizer.momentum > 0 ? 4 : 0;
+  if (config.optimizer.kind == "sgd") {
+    const bool has_momentum = config.optimizer.momentum > 0 || moves_momentum(config);
+    out.state_bytes = has_momentum ? 4 : 0;
+  }
   if (config.weight_average.kind != "none") out.average_bytes = 4;
   out.bucket_bytes = config.parallel.bucket_cap_mb * (1 << 20);
   const auto& hook = config.parallel.hook;

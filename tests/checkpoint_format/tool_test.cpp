@@ -83,6 +83,24 @@ TEST_F(Tool, ARunsFolderIsTakenForItsCheckpoints) {
   EXPECT_THAT(run(0, "verify " + run_folder), Not(HasSubstr("latest")));
 }
 
+// Whose model is the best one's, and of which no other file may have it.
+TEST_F(Tool, ExportTakesTheBestOfARunThatRestoresIt) {
+  const std::string run_folder = out("run");
+  std::filesystem::create_directories(run_folder);
+  std::filesystem::rename(runs_, run_folder + "/checkpoints");
+  const std::string command = "export --force " + run_folder + " --to " + out("x.safetensors");
+  write(run_folder + "/result.json", R"({"best_checkpoint": "gone/checkpoints/step-00000001"})");
+  write(run_folder + "/config.yaml", "checkpoint:\n  restore_best: false\n");
+  EXPECT_THAT(run(0, command), HasSubstr("run/checkpoints/step-00000002\n"));
+  write(run_folder + "/config.yaml", "checkpoint:\n  restore_best: true  # run.yaml:3:5\n");
+  EXPECT_THAT(run(0, command), HasSubstr("run/checkpoints/step-00000001, the best one, as "
+                                         "checkpoint.restore_best has it\n"));
+  EXPECT_THAT(run(0, "diff " + run_folder + "/checkpoints/step-00000001 " + out("x.safetensors")),
+              HasSubstr("0 differences"));
+  write(run_folder + "/result.json", R"({"best_checkpoint": null})");
+  EXPECT_THAT(run(0, command), HasSubstr("run/checkpoints/step-00000002\n"));
+}
+
 TEST_F(Tool, NamesThatAreNotThereAreAnsweredByThoseThatAre) {
   EXPECT_THAT(run(1, "export " + one_ + " --only net --to " + out("x.safetensors")),
               HasSubstr("no tensor is called 'net', or is below it; there are 'bias', 'weight'"));

@@ -199,6 +199,14 @@ TEST(Plan, AccumulationHoldsWholeGradientsAndSendsOnce) {
   EXPECT_DOUBLE_EQ(work_four.collectives, work_once.collectives);
 }
 
+// Which one_cycle moves, also where the file has none.
+TEST(Plan, CountsMomentumThatTheScheduleMoves) {
+  train::RunConfig config{.optimizer = {.kind = "sgd"}, .schedule = {.kind = "one_cycle"}};
+  EXPECT_EQ(training_of(config).state_bytes, 4);
+  config.schedule.cycle_momentum = false;
+  EXPECT_EQ(training_of(config).state_bytes, 0);
+}
+
 TEST(Plan, AveragedWeightsAreDividedAsShardsAre) {
   const auto model = qwen("qwen3-4b");
   const auto all = static_cast<double>(model.elements());

@@ -48,6 +48,20 @@ TEST(LoadConfig, AcceleratesVariablesAreReadInItsWords) {
   }
 }
 
+TEST(LoadConfig, OneValueIsTheSameHoweverItIsWritten) {
+  EXPECT_EQ(read("epochs: 3\nnum_train_epochs: 3.0").training.epochs, 3);
+  EXPECT_EQ(read("lr: 1e-3\noptimizer: {learning_rate: 0.001}").optimizer.learning_rate, 1e-3);
+  EXPECT_EQ(read("metrics: mse\ntraining: {metrics: [mse]}").training.metrics.size(), 1u);
+  EXPECT_THAT(refusal("epochs: 3\nnum_train_epochs: 4"), HasSubstr("says something else"));
+  EXPECT_THAT(refusal("epochs: 3\nnum_train_epochs: x"), HasSubstr("says something else"));
+  setenv("LOCKSTEP_TLS", "1", 1);
+  setenv("LOCKSTEP_TIMEOUT", "30", 1);
+  EXPECT_TRUE(read("", {"parallel.tls=yes", "parallel.timeout_seconds=30.0"}).parallel.tls);
+  EXPECT_THAT(refusal("", {"parallel.tls=no"}), HasSubstr("contradicts the environment"));
+  unsetenv("LOCKSTEP_TLS");
+  unsetenv("LOCKSTEP_TIMEOUT");
+}
+
 TEST(LoadConfig, AnAddressAndASizeOfBucketsThatCannotBeAreRefused) {
   for (const std::string address : {":0", "127.0.0.1:99999", "a:b", "[::1"}) {
     EXPECT_THAT(refusal("logging: {prometheus_address: '" + address + "'}"),

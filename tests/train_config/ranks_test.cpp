@@ -93,6 +93,53 @@ TEST_F(Ranks, AreAsManyAsTheSectionLaunchSaysUnlessTheCommandLineDoes) {
   EXPECT_THAT(run("train run.yaml --set launch.nproc_per_node=1").said, HasSubstr("rank 0 of 1"));
 }
 
+// The command line goes before the environment, and --set is part of it.
+TEST_F(Ranks, AreAsManyAsSetSaysWhateverTheEnvironmentDoes) {
+  trainer(kSay);
+  write("run.yaml", "launch: {nproc_per_node: 3}\n");
+  write("acc.yaml", "num_processes: 2\ndistributed_type: MULTI_CPU\n");
+  const std::string one = "train run.yaml --set launch.nproc_per_node=1 ";
+  EXPECT_THAT(run(one, "PET_NPROC_PER_NODE=2").said, HasSubstr("rank 0 of 1"));
+  EXPECT_THAT(run(one + "--config_file acc.yaml").said, HasSubstr("rank 0 of 1"));
+  EXPECT_THAT(run(one + "--num_processes 2").said, HasSubstr("rank 1 of 2"));
+  EXPECT_THAT(run(one + "--nproc-per-node 2", "PET_NPROC_PER_NODE=3").said,
+              HasSubstr("rank 1 of 2"));
+  EXPECT_THAT(run("train run.yaml --config_file acc.yaml").said, HasSubstr("rank 1 of 2"));
+  trainer("echo \"again $TORCHELASTIC_MAX_RESTARTS.\"\n");
+  EXPECT_THAT(run(one + "--set launch.max_restarts=0", "PET_MAX_RESTARTS=3").said,
+              HasSubstr("again 0."));
+  trainer("echo \"cores $(grep Cpus_allowed_list /proc/self/status | cut -f2).\"\n");
+  const std::string all = run("train run.yaml --nproc-per-node 1").said;
+  EXPECT_EQ(run(one + "--set launch.bind=none", "PET_BIND=cores").said, all);
+  EXPECT_EQ(run(one + "--set launch.bind=none", "PET_NUMA_BINDING=node").said, all);
+}
+
+TEST_F(Ranks, HaveTheThreadsThatSetSaysOrAreRefused) {
+  trainer(kSay);
+  write("run.yaml", "launch: {threads_per_rank: 2}\n");
+  const auto other = run("train run.yaml", "OMP_NUM_THREADS=1");
+  EXPECT_THAT(other.said, HasSubstr("threads 1"));
+  EXPECT_THAT(other.said, HasSubstr("run.yaml:1:10: launch.threads_per_rank 2 is not used: the "
+                                    "environment has OMP_NUM_THREADS=1"));
+  const std::string three = "train run.yaml --set launch.threads_per_rank=3";
+  EXPECT_THAT(run(three).said, HasSubstr("threads 3"));
+  EXPECT_THAT(run(three, "OMP_NUM_THREADS=3").said, HasSubstr("threads 3"));
+  const auto refused = run(three, "OMP_NUM_THREADS=1");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.said, HasSubstr("--set launch.threads_per_rank=3: contradicts the "
+                                      "environment OMP_NUM_THREADS=1: unset the variable"));
+  const std::string sweep = "sweep run.yaml --over training.seed=1";
+  run(sweep);
+  EXPECT_THAT(test::contents(folder_ / "sweep/run-000/log.txt"), HasSubstr("threads 2"));
+  run("sweep run.yaml --over launch.threads_per_rank=0,3 --out chosen --jobs 64");
+  EXPECT_THAT(test::contents(folder_ / "chosen/run-000/log.txt"), HasSubstr("threads 1"));
+  EXPECT_THAT(test::contents(folder_ / "chosen/run-001/log.txt"), HasSubstr("threads 3"));
+  const auto none =
+      run("sweep run.yaml --over launch.threads_per_rank=3 --out none", "OMP_NUM_THREADS=1");
+  EXPECT_EQ(none.status, 2);
+  EXPECT_FALSE(fs::exists(folder_ / "none"));
+}
+
 // As lockstep-trainer reads it.
 constexpr const char* kSayFile = "echo \"rank $RANK has $(cat $LOCKSTEP_CONFIG)\"\n";
 
@@ -184,6 +231,20 @@ TEST_F(Ranks, TakeMixedPrecisionFromAcceleratesFile) {
   const auto refused = run("train run.yaml --config_file fsdp.yaml");
   EXPECT_EQ(refused.status, 2);
   EXPECT_THAT(refused.said, HasSubstr("parallel.zero: needs parallel.strategy: ddp"));
+}
+
+// Which variable says nothing of it, as accelerate sets that one in any case.
+TEST_F(Ranks, KnowThatMixedPrecisionIsNotWanted) {
+  trainer(kSayFile);
+  write("run.yaml", "mixed_precision: bf16\n");
+  EXPECT_THAT(run("train run.yaml --mixed_precision no").said,
+              HasSubstr("21:mixed_precision.dtype2:no22:flag --mixed-precision"));
+  EXPECT_THAT(run("train run.yaml", "PET_MIXED_PRECISION=no").said,
+              HasSubstr("2:no34:environment PET_MIXED_PRECISION=no"));
+  EXPECT_THAT(run("train run.yaml").said, Not(HasSubstr("mixed_precision.dtype")));
+  write("run.yaml", "mixed_precision: {dtype: fp16, initial_scale: 8}\n");
+  EXPECT_THAT(run("train run.yaml --mixed_precision no").said,
+              HasSubstr("initial_scale: needs mixed_precision.dtype: fp16"));
 }
 
 TEST_F(Ranks, WrongWords) {
@@ -282,6 +343,10 @@ TEST_F(Ranks, OfASweepHaveOneValueOfAKey) {
           "one: give all its values in one");
   refused("--over 'training={seed: 1},{epochs: 2}' --over training.seed=5,6",
           "--over training and --over training.seed: each says training.seed");
+  refused("--over launch.nproc_per_node=1,2 --nproc-per-node 2",
+          "--over launch.nproc_per_node: --nproc-per-node gives all runs the same number of ranks");
+  refused("--over optimizer.learning_rate=1e-3,0.001",
+          "optimizer.learning_rate=0.001 is the same run as optimizer.learning_rate=1e-3");
   refused("--over output_dir=a,b", "--over output_dir: each run has a folder of its own");
   refused("--over 'logging={output_dir: a}'", "each run has a folder of its own");
   EXPECT_EQ(run("sweep run.yaml --over seed=1,2 --over epochs=1,2 --set training.seed=5").status,

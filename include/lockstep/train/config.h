@@ -45,6 +45,7 @@ struct ScheduleConfig {
   double gamma = 0.1;                    // step, multi_step, exponential; plateau's factor
   double power = 1;                      // polynomial
   double rising = 0.3;                   // one_cycle: share of the steps on the way up
+  bool cycle_momentum = true;            // one_cycle: momentum, or beta1, falls as the rate rises
   int64_t patience = 10;  // plateau: evaluations without a better metric that are tolerated
 };
 
@@ -83,7 +84,7 @@ struct WeightAverageConfig {
 
 // Section `training`.
 struct TrainingConfig {
-  int64_t epochs = 1;
+  int64_t epochs = 1;                       // with max_steps not used
   int64_t max_steps = 0;                    // optimizer steps; 0: as many as the epochs have
   double max_seconds = 0;                   // of wall-clock time, then saved and left; 0: no limit
   int64_t batch_size = 64;                  // per rank and micro-batch (with lanes: per lane)
@@ -219,6 +220,8 @@ struct RunConfig {
   // What was read in another way than a reader may expect, one line each, to be said once by rank
   // 0 on start.
   std::vector<std::string> remarks = {};
+  // The file that load_config() has read it from; empty: a program has made it.
+  std::string file = {};
 
   // The value of a declared key. Throws ConfigError when there is none of that name and type.
   template <class T>
@@ -258,6 +261,10 @@ bool is_better_lower(std::string_view metric);
 // The names of the numbers that an evaluation computes; none where a metric of the program may give
 // any.
 std::vector<std::string> evaluated_numbers(const TrainingConfig& config);
+
+// Whether the schedule moves sgd's momentum, or beta1 of adam and adamw; the optimizer's own value
+// is then not used.
+bool moves_momentum(const RunConfig& config);
 
 // The effective configuration as a file that load_config() reads back to the same values, with a
 // comment on each line that says where the value came from.

@@ -9,11 +9,13 @@
 
 namespace lockstep::train {
 
-// A value of the launcher's command line, which overrides the file's and --set.
+// A value of the launcher's command line, or of what that stands for (its PET_ variables, a file of
+// accelerate). It overrides the file's; one of section `launch` whose origin begins with "flag "
+// overrides --set, too, and --set overrides the others.
 struct LaunchFlag {
   std::string key;     // "launch.nproc_per_node"
   std::string value;   // as it was written
-  std::string origin;  // "flag --nproc-per-node"
+  std::string origin;  // "flag --nproc-per-node", "environment PET_NNODES=2"
 };
 
 // What was read, and the flags.

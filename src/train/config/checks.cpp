@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/network/address.h"
+#include "train/config/replaced.h"
 
 namespace lockstep::train {
 
@@ -102,7 +103,8 @@ void Checks::training() {
     refuse("schedule.milestones", "they have to increase");
     break;
   }
-  if (schedule.min_lr > config_.optimizer.learning_rate) {
+  // Scaled, it is known with the number of ranks.
+  if (schedule.min_lr > config_.optimizer.learning_rate && config_.optimizer.lr_scaling == "none") {
     refuse("schedule.min_lr", fmt::format("{} is above optimizer.learning_rate {}", schedule.min_lr,
                                           config_.optimizer.learning_rate));
   }
@@ -313,10 +315,11 @@ void Checks::language_model() {
   }
   const auto& sizes = model.transformer;
   if (!sizes.pretrained.empty()) {
-    for (const char* name : {"vocabulary", "layers", "hidden", "feed_forward", "heads", "kv_heads",
-                             "head_dim", "max_length", "tied", "rope_theta", "norm_eps"}) {
-      const std::string path = std::string("model.") + name;
-      if (is_given_(path)) refuse(path, "model.pretrained gives the sizes: leave it out");
+    for (const Key& key : schema_.keys()) {
+      if (!belongs_to(key, model.kind) || !is_given_(key.path)) continue;
+      if (key.section() != "model") continue;
+      const std::string why = replaced_by(config_, key.path);
+      if (!why.empty()) refuse(key.path, why + ": leave it out");
     }
     return;
   }

@@ -14,6 +14,7 @@
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
+#include "train/config/replaced.h"
 #include "train/config/schema.h"
 #include "train/config/settings.h"
 #include "train/config/value.h"
@@ -32,6 +33,7 @@ class Loading {
  private:
   // Of settings of one path the one that counts: of the last place in which there is any.
   void choose(const std::vector<Setting>& settings);
+  bool say_the_same(const Setting& one, const Setting& other) const;
   void store_kinds();
   void store(const Setting& setting);
   void check_backend(const std::vector<Setting>& settings);
@@ -53,14 +55,28 @@ class Loading {
   std::set<std::string> wrong_kinds_;  // sections whose kind is not known
 };
 
+// Whether two settings of one path have one value, also as 3 and 3.0, or yes and true.
+bool Loading::say_the_same(const Setting& one, const Setting& other) const {
+  if (one.node.IsScalar() && other.node.IsScalar() && one.node.Scalar() == other.node.Scalar()) {
+    return true;
+  }
+  for (const Key* key : schema_.all(one.path)) {
+    Value left, right;
+    std::string error;
+    if (read_value(one.node, key->fallback, left, error) &&
+        read_value(other.node, key->fallback, right, error)) {
+      return left == right;
+    }
+  }
+  return false;
+}
+
 void Loading::choose(const std::vector<Setting>& settings) {
   for (const Setting& setting : settings) {
     const auto [found, is_new] = chosen_.try_emplace(setting.path, setting);
     if (is_new) continue;
     const Setting& before = found->second;
-    const bool is_same = before.node.IsScalar() && setting.node.IsScalar() &&
-                         before.node.Scalar() == setting.node.Scalar();
-    if (before.layer == setting.layer && !is_same) {
+    if (before.layer == setting.layer && !say_the_same(before, setting)) {
       problems_.add(setting.origin,
                     fmt::format("{} says something else than {} in {}: give one of them",
                                 setting.written, before.written, before.origin.text));
@@ -142,9 +158,7 @@ void Loading::check_backend(const std::vector<Setting>& settings) {
     const auto found = chosen_.find(variable.path);
     if (variable.layer != 1 || found == chosen_.end() || found->second.layer < 2) continue;
     if (!variable.written.starts_with("LOCKSTEP") || !variable.node.IsScalar()) continue;
-    if (found->second.node.IsScalar() && found->second.node.Scalar() == variable.node.Scalar()) {
-      continue;
-    }
+    if (say_the_same(found->second, variable)) continue;
     problems_.add(found->second.origin,
                   fmt::format("contradicts the {}: unset the variable", variable.origin.text));
   }
@@ -204,8 +218,13 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool 
   Settings settings(schema_, problems_, config_.remarks);
   settings.read_file(source.text, name_, empty);
   settings.read_environment();
+  for (const LaunchFlag& flag : source.flags) {
+    if (!Settings::overrides(flag)) settings.read_flag(flag);
+  }
   for (const std::string& one : overrides) settings.read_override(one);
-  for (const LaunchFlag& flag : source.flags) settings.read_flag(flag);
+  for (const LaunchFlag& flag : source.flags) {
+    if (Settings::overrides(flag)) settings.read_flag(flag);
+  }
   choose(settings.list());
   total_processes();
   store_kinds();
@@ -237,12 +256,14 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool 
   }
   check_together(schema_, config_, origin_of, is_given, problems_);
   if (starts) {
+    config_.file = name_;
     refuse_before_start(config_, [&](const std::string& path, const std::string& what) {
       problems_.add(origin_of(path), fmt::format("{}: {}", path, what));
     });
   }
   problems_.raise(name_);
   note_fsdp(config_);
+  note_replaced(config_);
   for (const Key& key : schema_.keys()) {
     key.store(config_, key.load(config_));  // declared keys get their defaults
   }

@@ -69,7 +69,7 @@ void add_parallel_keys(KeyList& keys) {
               "How gradients are made smaller before they are sent.");
   keys.add("hook_rank", AT(parallel.hook_rank), "power_sgd: of the approximation.", at_least(1));
   keys.add("hook_start_step", AT(parallel.hook_start_step),
-           "power_sgd: steps before it are averaged exactly.", at_least(1));
+           "power_sgd: so many steps at the start are averaged exactly.", at_least(1));
   keys.add("hook_fraction", AT(parallel.hook_fraction),
            "top_k: share of the gradient that is sent.",
            {.least = 0, .most = 1, .above_least = true});

@@ -47,7 +47,10 @@ set (`ACCELERATE_MIXED_PRECISION` unless it is no, `ACCELERATE_USE_CPU`, `ACCELE
 `FSDP_` with a key's name in capitals), and `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE`,
 `LOCKSTEP_TIMEOUT` and `LOCKSTEP_TLS` for `parallel.backend`, `parallel.device`,
 `parallel.timeout_seconds` and `parallel.tls`; a `--set` that differs from one of these four is an
-error.
+error, and so is one of `launch.threads_per_rank` that differs from `OMP_NUM_THREADS`. What the
+launcher takes from `PET_` variables or a file of accelerate is environment, too: `--set
+launch.nproc_per_node=1` goes before it, and a flag (`--nproc-per-node`) before that `--set`. The flag
+`--mixed_precision`, also with `no`, goes before the file.
 
 Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a
 file are reported together, each with line and column (or the text of the `--set`, or the variable),

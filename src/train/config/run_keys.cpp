@@ -26,8 +26,11 @@ void add_run_keys(KeyList& keys) {
   keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},
               "Which is better; auto: the lower loss, perplexity, mse, rmse and mae, otherwise the "
               "higher.");
-  keys.add("restore_best", AT(checkpoint.restore_best),
-           "After the run the model is that of the best checkpoint.");
+  keys.add(
+      "restore_best", AT(checkpoint.restore_best),
+      "After the run the model is that of the best checkpoint: the program's, that in the folder "
+      "`model` of a transformer's run, and what `lockstep export RUN` writes of any; the "
+      "checkpoints stay.");
   keys.add("save_on_preemption", AT(checkpoint.save_on_preemption),
            "Save, then leave, when the job is told to stop.");
 

@@ -354,8 +354,12 @@ void Settings::read_environment() {
   }
 }
 
+bool Settings::overrides(const LaunchFlag& flag) {
+  return flag.key.starts_with("launch.") && flag.origin.starts_with("flag ");
+}
+
 void Settings::read_flag(const LaunchFlag& flag) {
-  ++layer_;
+  if (overrides(flag)) ++layer_;
   const Origin origin{flag.origin, kAfterFile + order_++};
   settings_.push_back({flag.key, YAML::Node(flag.value), origin, origin, flag.origin, layer_});
 }

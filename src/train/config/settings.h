@@ -40,7 +40,9 @@ class Settings {
   void read_environment();
   // "section.key=value".
   void read_override(const std::string& text);
-  // After all others.
+  // Whether a flag goes before what overrides the file.
+  static bool overrides(const LaunchFlag& flag);
+  // After all others, or, if overrides() says no, after the environment.
   void read_flag(const LaunchFlag& flag);
 
   const std::vector<Setting>& list() const { return settings_; }

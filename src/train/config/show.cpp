@@ -10,6 +10,7 @@
 #include "lockstep/train/config.h"
 #include "lockstep/train/config_texts.h"
 #include "train/config/curriculum.h"
+#include "train/config/replaced.h"
 #include "train/config/schema.h"
 #include "train/config/value.h"
 
@@ -81,6 +82,8 @@ void visit(const RunConfig& config, const ConfigExtensions& extensions, const Se
       if (is_aside && !config.origins.contains(key.path) && key.load(config) == key.fallback) {
         continue;
       }
+      // Reading it back would refuse it, or say that it has no effect.
+      if (!config.origins.contains(key.path) && !replaced_by(config, key.path).empty()) continue;
       add(key.path, key.name(), text_of(key.load(config)));
     }
     if (section == "training") {

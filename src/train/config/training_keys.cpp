@@ -11,8 +11,9 @@ void add_optimizer_keys(KeyList& keys) {
   keys.choice("kind", AT(optimizer.kind), {"sgd", "adam", "adamw"}, "The optimizer.");
   keys.add("learning_rate", AT(optimizer.learning_rate), "Before lr_scaling and the schedule.",
            at_least(0));
-  keys.choice("lr_scaling", AT(optimizer.lr_scaling), {"none", "linear", "sqrt"},
-              "How the rate grows with the number of ranks N: not, x N, or x sqrt(N).");
+  keys.choice(
+      "lr_scaling", AT(optimizer.lr_scaling), {"none", "linear", "sqrt"},
+      "How the rate grows with the number N of ranks, or of lanes: not, x N, or x sqrt(N).");
   keys.kinds({"sgd", "adam", "adamw"});
   keys.add("weight_decay", AT(optimizer.weight_decay), "As libtorch's.", at_least(0));
   keys.kinds({"sgd"});
@@ -53,6 +54,11 @@ void add_schedule_keys(KeyList& keys) {
   keys.kinds({"one_cycle"});
   keys.add("rising", AT(schedule.rising), "Share of the steps on the way up, below 1.",
            between(0, 1));
+  keys.add(
+      "cycle_momentum", AT(schedule.cycle_momentum),
+      "As PyTorch's: sgd's momentum, and the others' beta1, falls from 0.95 to 0.85 as the rate "
+      "rises, and rises again, whatever optimizer.momentum (also 0) and optimizer.beta1 are; "
+      "false: these stay.");
   keys.kinds({"plateau"});
   keys.add("patience", AT(schedule.patience), "Evaluations without a lower loss that are let pass.",
            at_least(0));
@@ -64,10 +70,13 @@ void add_training_keys(KeyList& keys) {
   add_optimizer_keys(keys);
   add_schedule_keys(keys);
   keys.section("training");
-  keys.add("epochs", AT(training.epochs), "Times through the data.", at_least(1));
-  keys.add("max_steps", AT(training.max_steps),
-           "Optimizer steps after which training ends; 0: as many as the epochs have.",
-           at_least(0));
+  keys.add("epochs", AT(training.epochs), "Times through the data; not used with max_steps.",
+           at_least(1));
+  keys.add(
+      "max_steps", AT(training.max_steps),
+      "Optimizer steps after which training ends, also in the middle of an epoch or after several; "
+      "0: as many as the epochs have.",
+      at_least(0));
   keys.add("max_seconds", AT(training.max_seconds),
            "Wall-clock time after which the run saves and ends; 0: no limit.", at_least(0));
   keys.add("batch_size", AT(training.batch_size),

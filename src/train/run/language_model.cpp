@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/generate.h"
@@ -31,6 +33,31 @@ text::Tokenizer tokenizer_of(const RunData& data) {
   throw ConfigError(
       "[run] training.sample.prompt needs a tokenizer, and the data have none beside them: give "
       "data.tokenizer");
+}
+
+void refuse_foreign_tokens(const at::Tensor& tokens, models::Transformer net) {
+  const int64_t known = net->options.vocabulary;
+  if (tokens.numel() == 0) return;
+  for (const int64_t one : {tokens.min().item<int64_t>(), tokens.max().item<int64_t>()}) {
+    if (one >= 0 && one < known) continue;
+    throw ConfigError(fmt::format(
+        "[run] data.path has the token {}, and the model's vocabulary is {}: give a larger "
+        "model.vocabulary, or the data.dtype in which the file was written",
+        one, known));
+  }
+}
+
+// What is said of a token that is not known names neither.
+at::Tensor loss_of(const models::Transformer& net, const data::Batch& batch) {
+  try {
+    return parallel::call(net, batch.data, batch.target);
+  } catch (const std::exception&) {
+    if (batch.data.is_cpu()) {
+      refuse_foreign_tokens(batch.data, net);
+      refuse_foreign_tokens(batch.target.masked_select(batch.target.ne(kIgnored)), net);
+    }
+    throw;
+  }
 }
 
 // What a file of tokens puts after each document.
@@ -59,6 +86,14 @@ models::Transformer language_model(const RunConfig& config, const Model& model) 
 
 bool is_next_token(const std::string& loss) { return loss == "auto" || loss == "cross_entropy"; }
 
+void refuse_foreign_tokens(const RunConfig& config, const RunData& data, models::Transformer net) {
+  constexpr int64_t kLooked = 64;
+  if (config.data.kind != "tokens") return;
+  std::vector<int64_t> first(static_cast<size_t>(std::min(data.training->size(), kLooked)));
+  std::iota(first.begin(), first.end(), 0);
+  refuse_foreign_tokens(data.training->get_batch(first).data, std::move(net));
+}
+
 std::optional<parallel::ActivationCheckpointing> recomputed_blocks(const RunConfig& config,
                                                                    models::Transformer net) {
   const std::string& what = config.training.activation_checkpointing;
@@ -68,9 +103,7 @@ std::optional<parallel::ActivationCheckpointing> recomputed_blocks(const RunConf
 }
 
 LossOfBatch next_token_loss(models::Transformer net) {
-  return [net = std::move(net)](const data::Batch& batch) {
-    return parallel::call(net, batch.data, batch.target);
-  };
+  return [net = std::move(net)](const data::Batch& batch) { return loss_of(net, batch); };
 }
 
 void measure_language(TrainerOptions& options, const RunConfig& config, models::Transformer net) {
@@ -81,7 +114,7 @@ void measure_language(TrainerOptions& options, const RunConfig& config, models::
   if (!options.evaluation.data) return;
   options.evaluation.measure = [net = std::move(net),
                                 metrics = options.evaluation.metrics](const data::Batch& batch) {
-    const double loss = parallel::call(net, batch.data, batch.target).item<double>();
+    const double loss = loss_of(net, batch).item<double>();
     at::Tensor logits;
     for (const auto& metric : metrics) {
       if (auto* const perplexity = dynamic_cast<Perplexity*>(metric.get())) {

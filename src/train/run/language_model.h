@@ -27,6 +27,9 @@ models::Transformer language_model(const RunConfig& config, const Model& model);
 // Whether training.loss of this name is a transformer's own.
 bool is_next_token(const std::string& loss);
 
+// Throws ConfigError where the first samples have tokens that the model does not know.
+void refuse_foreign_tokens(const RunConfig& config, const RunData& data, models::Transformer net);
+
 // While it lives, blocks are computed again in backward, as training.activation_checkpointing says.
 std::optional<parallel::ActivationCheckpointing> recomputed_blocks(const RunConfig& config,
                                                                    models::Transformer net);

@@ -60,12 +60,18 @@ LearningRate learning_rate_of(const RunConfig& config) {
   if (given.kind == "one_cycle") {
     return follow(
         [given](int64_t steps) {
-          auto cycle = parallel::one_cycle_lr({.steps = steps, .rising = given.rising});
+          const auto cycle = parallel::one_cycle_lr(
+              {.steps = steps, .rising = given.rising, .cycle_momentum = given.cycle_momentum});
           // It has no rate for a step after the last.
-          return parallel::Schedule{
-              .lr = [=](double base,
-                        int64_t step) { return cycle.lr(base, std::min(step, steps - 1)); },
-              .momentum = [=](int64_t step) { return cycle.momentum(std::min(step, steps - 1)); }};
+          parallel::Schedule schedule{.lr = [=](double base, int64_t step) {
+            return cycle.lr(base, std::min(step, steps - 1));
+          }};
+          if (cycle.momentum) {
+            schedule.momentum = [=](int64_t step) {
+              return cycle.momentum(std::min(step, steps - 1));
+            };
+          }
+          return schedule;
         },
         warmup);
   }
@@ -76,6 +82,20 @@ LearningRate learning_rate_of(const RunConfig& config) {
   }
   throw ConfigError(
       fmt::format("[run] schedule.kind: '{}' is not supported by the trainer", given.kind));
+}
+
+// What a file alone does not tell: the rate grows with the number of ranks, or lanes.
+void refuse_lowest_rate(const RunConfig& config, const comm::World& world) {
+  const auto& given = config.optimizer;
+  const auto parts = static_cast<double>(std::max<int64_t>(config.parallel.lanes, world.size()));
+  const double rate = given.learning_rate * (given.lr_scaling == "linear" ? parts
+                                             : given.lr_scaling == "sqrt" ? std::sqrt(parts)
+                                                                          : 1);
+  if (config.schedule.min_lr <= rate) return;
+  throw ConfigError(
+      fmt::format("[run] schedule.min_lr: {} is above optimizer.learning_rate {}, which "
+                  "lr_scaling {} makes {}",
+                  config.schedule.min_lr, given.learning_rate, given.lr_scaling, rate));
 }
 
 Precision precision_of(const RunConfig& config, const comm::World& world) {
@@ -338,6 +358,7 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
     refuse_without_evaluation("training.sample.prompt", !training.sample.prompt.empty());
   }
   refuse_metrics(config, data);
+  refuse_lowest_rate(config, world);
   if (training.eval_strategy != "no" && data.validation) {
     options.evaluation = {
         .data = data.validation,

@@ -13,6 +13,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/lr_schedule.h"
 #include "train/run/text.h"
 
 namespace lockstep::train {
@@ -53,6 +54,12 @@ std::string rate_text(const RunConfig& config, const TrainerOptions& options,
                         given.learning_rate * std::sqrt(count));
   }
   text += ", " + config.schedule.kind;
+  if (moves_momentum(config)) {
+    const parallel::OneCycleOptions cycle;
+    text += fmt::format(" with {} from {:g} to {:g} and back",
+                        given.kind.starts_with("adam") ? "beta1" : "momentum", cycle.max_momentum,
+                        cycle.base_momentum);
+  }
   if (config.schedule.warmup_steps > 0) {
     text += fmt::format(" after {} of warm-up", counted(config.schedule.warmup_steps, "step"));
   } else if (config.schedule.warmup_ratio > 0) {
@@ -65,7 +72,7 @@ std::string rate_text(const RunConfig& config, const TrainerOptions& options,
 double states_of(const RunConfig& config) {
   const auto& given = config.optimizer;
   if (given.kind == "adam" || given.kind == "adamw") return 2;
-  if (given.kind == "sgd") return given.momentum > 0 ? 1 : 0;
+  if (given.kind == "sgd") return given.momentum > 0 || moves_momentum(config) ? 1 : 0;
   return -1;
 }
 
@@ -133,8 +140,9 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
   const Divided divided = divided_by(trainer, options, world);
   if (divided.units > 0) {
     lines.push_back(fmt::format(
-        "fsdp: {} in {} unit{} over {} ranks, {}", config.parallel.fsdp.sharding_strategy,
+        "fsdp: {} in {} unit{} over {} rank{}, {}", config.parallel.fsdp.sharding_strategy,
         divided.units, divided.units == 1 ? "" : "s", divided.optimizer,
+        divided.optimizer == 1 ? "" : "s",
         divided.shares ? "with one copy of the parameters on this host" : "gathered unit by unit"));
   }
   if (states >= 0) {

@@ -1,14 +1,18 @@
 #include "lockstep/train/run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <set>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -67,18 +71,83 @@ using Locks = std::vector<checkpoint::FolderLock>;
 // What is in the folder of checkpoints before the run begins, as rank 0 finds it.
 enum class Found : char { Nothing, Own, Others };
 
+bool is_one_place(const std::string& one, const std::string& other) {
+  std::error_code error;
+  return !one.empty() && std::filesystem::equivalent(one, other, error) && !error;
+}
+
 // Until this run has a result of its own there is none, not that of a run before; and the
-// configuration is this run's. For rank 0.
+// configuration is this run's. A file that the run was read from stays, with its comments. For
+// rank 0.
 void replace_files(const Files& files, const RunConfig& config, const Registry& registry) {
   if (!files.result.empty()) remove_whole_file(files.result);
-  if (!files.config.empty()) write_whole(files.config, show_config(config, registry.extensions()));
+  if (files.config.empty() || is_one_place(config.file, files.config)) return;
+  write_whole(files.config, show_config(config, registry.extensions()));
+}
+
+// Where a run is resumed and how it is started, but not the number of its ranks: that a host has to
+// say on its command line.
+bool says_only_how(const std::string& key) {
+  return key == "checkpoint.resume" ||
+         (key.starts_with("launch.") && key != "launch.nproc_per_node" && key != "launch.nnodes");
+}
+
+// Where it stays it has to say what the run does.
+void refuse_other_config(const Files& files, const RunConfig& config, const Registry& registry) {
+  if (files.config.empty() || !is_one_place(config.file, files.config)) return;
+  std::map<std::string, std::string> alone;
+  try {
+    alone =
+        config_texts(load_config(config.file, {}, registry.extensions()), registry.extensions());
+  } catch (const ConfigError&) {
+    // Only what was set makes it correct.
+  }
+  std::vector<std::string> others;
+  for (const auto& [key, value] : config_texts(config, registry.extensions())) {
+    if (!says_only_how(key) && (!alone.contains(key) || alone.at(key) != value)) {
+      others.push_back(key);
+    }
+  }
+  if (others.empty()) return;
+  throw ConfigError(fmt::format(
+      "{} is the file of this run, and the run's config.yaml, which is not the same, as "
+      "{} was set: give the file another name, or this run another logging.output_dir",
+      files.config, fmt::join(others, ", ")));
+}
+
+// The run would replace what it began with.
+void refuse_pretrained_place(const RunConfig& config) {
+  const auto& [model, logging] = std::tie(config.model, config.logging);
+  if (model.kind != "transformer" || logging.output_dir.empty()) return;
+  const std::string place = logging.output_dir + "/model";
+  if (!is_one_place(model.transformer.pretrained, place)) return;
+  throw ConfigError(
+      fmt::format("model.pretrained is {}, where this run writes its own model at the end: give "
+                  "another logging.output_dir",
+                  place));
+}
+
+// Found out now, and not when the run has been trained.
+void probe_result(const std::string& path) {
+  if (path.empty() || is_stream(path)) return;
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none)) {
+    throw ConfigError(fmt::format("logging.result_file: {} is a folder; name a file", path));
+  }
+  const auto there = std::filesystem::canonical(path, none);
+  const std::string probe = (none ? path : there.string()) + ".probe";
+  const int error = write_whole_file(probe, "");
+  if (error != 0) {
+    throw Error(fmt::format("{} cannot be written: {}", path, std::strerror(error)));
+  }
+  std::filesystem::remove(probe, none);
 }
 
 // Rank 0 makes folders and refuses those in which another run is at work; what it meets all ranks
 // throw. Returns its locks.
 Locks prepare(const Files& files, const RunConfig& config, const Registry& registry, Found found,
               const comm::World& world) {
-  std::string fault;
+  std::string fault;  // behind a letter: c, where the configuration has it
   Locks locks;
   if (world.is_main()) {
     try {
@@ -99,18 +168,24 @@ Locks prepare(const Files& files, const RunConfig& config, const Registry& regis
                            "writes the files of a run here: give this run another "
                            "logging.output_dir, or end that one");
       }
+      refuse_other_config(files, config, registry);
+      refuse_pretrained_place(config);
+      probe_result(files.result);
       // An address that cannot be had leaves an earlier run's files.
       const std::string& address = config.logging.prometheus_address;
       if (!address.empty()) const MetricsServer probe(address);
       // Those of a run that is to be resumed stay until it is.
       if (found == Found::Nothing) replace_files(files, config, registry);
+    } catch (const ConfigError& error) {
+      fault = std::string("c") + error.what();
     } catch (const std::exception& error) {
-      fault = error.what();
+      fault = std::string("-") + error.what();
     }
   }
   fault = world.group().broadcast_bytes(fault, 0, {.label = "run: folders"});
-  if (!fault.empty()) throw Error("[run] " + fault);
-  return locks;
+  if (fault.empty()) return locks;
+  if (fault[0] == 'c') throw ConfigError("[run] " + fault.substr(1));
+  throw Error("[run] " + fault.substr(1));
 }
 
 // Resident memory of all ranks.
@@ -180,6 +255,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const Model model = registry.model(config, shape);
   const models::Transformer language = language_model(config, model);
   // A program may have another loss, of a transformer's logits.
+  if (!language.is_empty()) refuse_foreign_tokens(config, data, language);
   const bool has_own_loss = !language.is_empty() && is_next_token(config.training.loss);
   TrainerOptions options = options_of(config, registry, data, world);
   options.fsdp = fsdp_of(config, model.module(), world);

@@ -32,6 +32,7 @@ constexpr const char* kMergeFooter =
 constexpr const char* kExportFooter =
     R"(--to FILE.safetensors is one file; any other --to is a folder as Hugging Face's libraries read it: model.safetensors,
 or shards and model.safetensors.index.json when it would be larger than a shard may be.
+Of the folder of a run with checkpoint.restore_best the best checkpoint is taken, which the last line says.
 
   lockstep export runs/a --only model --to net.safetensors
   lockstep export runs/a --only model --to model/ --max-shard-size 500MB

@@ -3,9 +3,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <yaml-cpp/yaml.h>
 
 #include <array>
 #include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "checkpoints/commands.h"
 #include "lockstep/checkpoint/error.h"
@@ -33,8 +37,35 @@ std::string without_end_slash(std::string path) {
   return path;
 }
 
-int write(const Output& output, bool is_file) {
-  const auto files = checkpoint::open_tensors(output.from);
+// The best checkpoint of a run that leaves its model, by the run's own files; empty: `folder` is
+// none's, or the newest one counts.
+std::string restored_best(const std::string& folder) {
+  try {
+    const YAML::Node config = YAML::LoadFile(folder + "/config.yaml");
+    const YAML::Node section = config["checkpoint"];
+    const bool restores = (section && section.IsMap() && section["restore_best"].as<bool>(false)) ||
+                          config["load_best_model_at_end"].as<bool>(false);
+    if (!restores) return "";
+  } catch (const YAML::Exception&) {
+    return "";
+  }
+  // A model beside the checkpoints goes before them.
+  if (checkpoint::open_tensors(folder)->manifest() == nullptr) return "";
+  std::ifstream file(folder + "/result.json");
+  const auto result = nlohmann::json::parse(file, nullptr, false);
+  const auto best = result.is_object() ? result.find("best_checkpoint") : result.end();
+  if (!result.is_object() || best == result.end() || !best->is_string()) return "";
+  // The run's folder may have another name by now, or be seen from elsewhere.
+  const std::filesystem::path said = best->get<std::string>();
+  const auto below = std::filesystem::path(folder) / "checkpoints" / said.filename();
+  std::error_code error;
+  return std::filesystem::is_directory(below, error)  ? below.string()
+         : std::filesystem::is_directory(said, error) ? said.string()
+                                                      : "";
+}
+
+int write(const Output& output, bool is_file, const std::string& best = "") {
+  const auto files = checkpoint::open_tensors(best.empty() ? output.from : best);
   const auto selected = select(*files, output.only);
   auto tensors = to_write(*files, selected);
   int64_t bytes = 0;
@@ -49,7 +80,8 @@ int write(const Output& output, bool is_file) {
     if (output.max_shard_bytes > 0) options.max_shard_bytes = output.max_shard_bytes;
     write_folder(without_end_slash(output.to), std::move(tensors), options, existing(output));
   }
-  fmt::print("{}: {} tensors, {}, of {}\n", output.to, count, text_of_bytes(bytes), files->path());
+  fmt::print("{}: {} tensors, {}, of {}{}\n", output.to, count, text_of_bytes(bytes), files->path(),
+             best.empty() ? "" : ", the best one, as checkpoint.restore_best has it");
   return 0;
 }
 
@@ -155,7 +187,7 @@ int export_tensors(const Output& output) {
         "[export] --max-shard-size is about the files of a folder: give --to FOLDER, or leave it "
         "out");
   }
-  return write(output, is_file);
+  return write(output, is_file, restored_best(output.from));
 }
 
 int compare(const Comparison& comparison) {

@@ -22,13 +22,6 @@ constexpr std::array<std::pair<const char*, const char*>, 5> kSameFlags = {{
     {"--master-port", "--main-process-port"},
 }};
 
-const char* accelerates_name(const std::string& torchruns) {
-  for (const auto& [name, accelerates] : kSameFlags) {
-    if (torchruns == name) return accelerates;
-  }
-  return nullptr;
-}
-
 // An empty CUDA_VISIBLE_DEVICES hides all GPUs; elsewhere an empty variable says nothing.
 bool is_set(const std::string& name) {
   if (name == "CUDA_VISIBLE_DEVICES") return std::getenv(name.c_str()) != nullptr;
@@ -36,6 +29,13 @@ bool is_set(const std::string& name) {
 }
 
 }  // namespace
+
+const char* accelerates_name(const std::string& torchruns) {
+  for (const auto& [name, accelerates] : kSameFlags) {
+    if (torchruns == name) return accelerates;
+  }
+  return nullptr;
+}
 
 void AccelerateFlags::add_to(CLI::App& command) {
   const auto option = [&command](const std::string& name, auto& value, const char* type) {

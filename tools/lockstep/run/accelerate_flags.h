@@ -10,6 +10,10 @@
 
 namespace lockstep::tool {
 
+// What accelerate calls a flag of torchrun, "--num-processes" for "--nproc-per-node"; null:
+// nothing.
+const char* accelerates_name(const std::string& torchruns);
+
 class AccelerateFlags {
  public:
   void add_to(CLI::App& command);

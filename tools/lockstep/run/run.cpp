@@ -193,13 +193,27 @@ void RunCommand::give(const std::string& flag, const std::string& value) {
   option->run_callback();
 }
 
+void RunCommand::replace(const std::string& flag, const std::string& value) {
+  if (is_said(flag)) return;
+  CLI::Option* option = command_.get_option(flag);
+  option->clear();
+  option->add_result(value);
+  option->run_callback();
+}
+
 std::string RunCommand::value_of(const std::string& flag) const {
   const CLI::Option* option = command_.get_option(flag);
   return option->count() == 0 ? "" : option->results().back();
 }
 
+std::string RunCommand::said_by(const std::string& flag) const {
+  if (is_given(flag.c_str())) return flag;
+  const char* const accelerates = accelerates_name(flag);
+  return accelerates != nullptr && is_given(accelerates) ? accelerates : "";
+}
+
 std::string RunCommand::origin_of(const std::string& flag) const {
-  if (is_given(flag.c_str())) return "flag " + flag;
+  if (is_said(flag)) return "flag " + said_by(flag);
   const std::string variable = variable_of(flag);
   const auto text = env_text(variable.c_str());
   return text ? fmt::format("environment {}={}", variable, *text) : "accelerate";

@@ -41,6 +41,10 @@ class RunCommand {
   void apply_accelerate();
   // A flag's value where neither command line, variable nor accelerate's file has one.
   void give(const std::string& flag, const std::string& value);
+  // A flag's value where the command line has none: also in the place of a variable's.
+  void replace(const std::string& flag, const std::string& value);
+  // Whether the command line says it, by this flag or by accelerate's for the same.
+  bool is_said(const std::string& flag) const { return !said_by(flag).empty(); }
   // The value that counts, as it was written; empty when there is none.
   std::string value_of(const std::string& flag) const;
   // From where that is: "flag --nnodes", "environment PET_NNODES=2", "accelerate".
@@ -64,6 +68,8 @@ class RunCommand {
   void add_accepted_flags();
   // Whether the command line has it, in either spelling: then it overrides variables.
   bool is_given(const char* flag) const { return given_.contains(command_.get_option(flag)); }
+  // The flag of the command line that says what `flag` does; empty: there is none.
+  std::string said_by(const std::string& flag) const;
   void choose_grace();
   void choose_binding();
   template <class Value>

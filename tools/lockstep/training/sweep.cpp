@@ -20,6 +20,8 @@
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
+#include "lockstep/train/config_texts.h"
+#include "training/train.h"
 
 namespace lockstep::tool {
 namespace {
@@ -132,6 +134,19 @@ void refuse_same_keys(const train::RunConfig& config, const train::RunConfig& ba
   }
 }
 
+// The flag goes before them: all runs would have one number of ranks, under several names.
+void refuse_chosen_ranks(const train::RunConfig& config, const std::vector<std::string>& chosen) {
+  const auto found = config.origins.find("launch.nproc_per_node");
+  if (found == config.origins.end()) return;
+  for (const std::string& one : chosen) {
+    if (found->second != "--set " + one.substr(0, 200)) continue;
+    throw ConfigError(fmt::format(
+        "[sweep] --over {}: --nproc-per-node gives all runs the same number of ranks: leave out "
+        "one of them",
+        one.substr(0, one.find('='))));
+  }
+}
+
 }  // namespace
 
 SweepCommand::SweepCommand(CLI::App& program)
@@ -192,6 +207,20 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
   return all;
 }
 
+// Values that are written differently may be one, as 1e-3 and 0.001.
+void SweepCommand::refuse_same_run(const train::RunConfig& config,
+                                   const std::vector<std::string>& chosen) {
+  auto texts = train::config_texts(config);
+  texts.erase("logging.output_dir");
+  const std::string said = fmt::format("{}", fmt::join(chosen, " "));
+  const auto [earlier, is_new] = trained_.emplace(std::move(texts), said);
+  if (is_new) return;
+  throw ConfigError(
+      fmt::format("[sweep] --over: {} is the same run as {}: a value is there twice, and would be "
+                  "trained twice",
+                  said, earlier->second));
+}
+
 // Where several runs would write to one place, and one of them might resume with another's
 // checkpoints; or listen at one port, at the same time.
 void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
@@ -237,13 +266,18 @@ std::vector<SweepRun> SweepCommand::plan() {
     std::reverse(backwards.begin() + static_cast<std::ptrdiff_t>(overrides_.size()),
                  backwards.end());
     refuse_same_keys(config, train::load_config(source_, backwards), chosen);
-    if (command_.get_option("--nproc-per-node")->count() == 0) {
+    refuse_same_run(config, chosen);
+    const bool is_fixed = command_.get_option("--nproc-per-node")->count() > 0;
+    if (is_fixed) refuse_chosen_ranks(config, chosen);
+    if (!is_fixed) {
       ranks_ =
           std::max(runs.empty() ? 1 : ranks_, launch::count_ranks(config.launch.nproc_per_node));
     }
     refuse_shared_places(config);
     refuse_metric(metric_, config);
     run.restores_best = config.checkpoint.restore_best;
+    run.has_threads = config.launch.threads_per_rank > 0;
+    if (run.has_threads) compare_threads(config);
     if (config.launch.nnodes != "1") {
       throw ConfigError(
           fmt::format("[sweep] launch.nnodes is {}: the runs of a sweep are on this "
@@ -251,7 +285,7 @@ std::vector<SweepRun> SweepCommand::plan() {
                       config.launch.nnodes));
     }
     run.command = {self, "train", file_};
-    if (command_.get_option("--nproc-per-node")->count() > 0) {
+    if (is_fixed) {
       run.command.insert(run.command.end(), {"--nproc-per-node", std::to_string(ranks_)});
     }
     for (const std::string& one : overrides) run.command.insert(run.command.end(), {"--set", one});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ class SweepCommand {
   std::vector<std::vector<std::string>> combinations() const;
   std::vector<SweepRun> plan();
   void refuse_shared_places(const train::RunConfig& config);
+  void refuse_same_run(const train::RunConfig& config, const std::vector<std::string>& chosen);
   int report(const std::vector<SweepRun>& runs) const;
 
   CLI::App& command_;
@@ -34,6 +36,8 @@ class SweepCommand {
   train::ConfigSource source_;
   std::vector<std::string> axes_, overrides_;
   std::set<std::string> places_;  // what is not below a run's folder, with its key
+  std::map<std::map<std::string, std::string>, std::string>
+      trained_;  // values, and what was chosen
   int jobs_ = 0, ranks_ = 1;
 };
 

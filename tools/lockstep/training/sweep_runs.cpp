@@ -45,7 +45,10 @@ sigset_t watched() {
   dup2(output, STDERR_FILENO);
   close(input);
   close(output);
-  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 0);
+  for (const auto& [name, value] : environment) {
+    if (run.has_threads && name == "OMP_NUM_THREADS") continue;
+    setenv(name.c_str(), value.c_str(), 0);
+  }
   std::vector<char*> words;
   words.reserve(run.command.size() + 1);
   for (const std::string& word : run.command) words.push_back(const_cast<char*>(word.c_str()));

@@ -13,11 +13,13 @@ struct SweepRun {
   std::vector<std::string> chosen;   // "training.seed=3": what differs from the other runs
   std::vector<std::string> command;  // with its arguments
   bool restores_best = false;        // it leaves the model of its best checkpoint
+  bool has_threads = false;          // it says itself how many threads a rank has
   int status = -1;                   // as a shell has it; -1: it has not run
 };
 
 // Runs them, at most `jobs` at a time, in their order, each with its output in FOLDER/log.txt and
-// `environment` where there is no variable of that name. A signal that stops this process stops
+// `environment` where there is no variable of that name, without OMP_NUM_THREADS where the run says
+// its threads itself. A signal that stops this process stops
 // them: its number, or 0. `ended` is called after each.
 template <class Ended>
 int carry_out(std::vector<SweepRun>& runs, int jobs,

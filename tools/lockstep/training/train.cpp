@@ -12,6 +12,7 @@
 
 #include "beside.h"
 #include "launch/job/run.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/place.h"
 
@@ -31,6 +32,22 @@ Exit status: as that of lockstep run; 2 for a wrong file.
 )";
 
 }  // namespace
+
+void compare_threads(const train::RunConfig& config) {
+  const int64_t given = config.launch.threads_per_rank;
+  const auto own = env_text("OMP_NUM_THREADS");
+  if (given == 0 || !own || *own == std::to_string(given)) return;
+  const std::string& origin = config.origins.at("launch.threads_per_rank");
+  if (origin.starts_with("--set ")) {
+    throw ConfigError(fmt::format(
+        "[train] {}: contradicts the environment OMP_NUM_THREADS={}: unset the variable", origin,
+        *own));
+  }
+  fmt::print(stderr,
+             "lockstep: {}: launch.threads_per_rank {} is not used: the environment has "
+             "OMP_NUM_THREADS={}\n",
+             origin, given, *own);
+}
 
 TrainCommand::TrainCommand(CLI::App& program)
     : run_(program, {.name = "train",
@@ -68,10 +85,10 @@ std::vector<std::string> TrainCommand::take_file(const std::vector<std::string>&
 
 void TrainCommand::apply_launch_section(const train::RunConfig& config) {
   const auto& launch = config.launch;
+  // The configuration has what the variables say, too, and --set goes before them.
   const auto give = [&](const char* key, const char* flag, const std::string& value) {
-    if (config.origins.contains(std::string("launch.") + key) && !value.empty()) {
-      run_.give(flag, value);
-    }
+    if (!config.origins.contains(std::string("launch.") + key)) return;
+    if (!value.empty() || !run_.value_of(flag).empty()) run_.replace(flag, value);
   };
   const auto number = [](int64_t value, int64_t none) {
     return value == none ? std::string() : std::to_string(value);
@@ -80,33 +97,36 @@ void TrainCommand::apply_launch_section(const train::RunConfig& config) {
   give("nnodes", "--nnodes", launch.nnodes);
   give("node_rank", "--node-rank", number(launch.node_rank, -1));
   give("master_addr", "--master-addr", launch.master_addr);
-  give("master_port", "--master-port", number(launch.master_port, 0));
+  give("master_port", "--master-port", std::to_string(launch.master_port));
   give("rdzv_endpoint", "--rdzv-endpoint", launch.rdzv_endpoint);
   give("rdzv_backend", "--rdzv-backend", launch.rdzv_backend);
   give("rdzv_id", "--rdzv-id", launch.rdzv_id);
-  give("max_restarts", "--max-restarts", number(launch.max_restarts, 0));
+  give("max_restarts", "--max-restarts", std::to_string(launch.max_restarts));
   give("log_dir", "--log-dir", launch.log_dir);
   if (config.parallel.tls) run_.give("--tls", "true");
-  if (run_.value_of("--numa-binding").empty()) give("bind", "--bind", launch.bind);
+  if (!run_.is_said("--numa-binding")) give("bind", "--bind", launch.bind);
   if (launch.threads_per_rank > 0) {
+    compare_threads(config);
     run_.add_variable("OMP_NUM_THREADS", std::to_string(launch.threads_per_rank));
   }
 }
 
-// What is given there counts for the ranks, too, whose run says how it was started.
+// What is given there counts for the ranks, too, whose run says how it was started. And the word of
+// accelerate's --mixed-precision, whose variable means nothing where it is no.
 std::vector<train::LaunchFlag> TrainCommand::launch_flags() const {
   std::vector<train::LaunchFlag> flags;
+  const bool says_numa = run_.is_said("--numa-binding") && !run_.is_said("--bind");
   for (const std::string name :
        {"nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint",
-        "rdzv-backend", "rdzv-id", "max-restarts", "log-dir", "bind"}) {
+        "rdzv-backend", "rdzv-id", "max-restarts", "log-dir", "bind", "mixed-precision"}) {
     const std::string value = run_.value_of("--" + name);
-    if (value.empty()) continue;
-    std::string key = "launch." + name;
+    if (value.empty() || (name == "bind" && says_numa)) continue;
+    std::string key = name == "mixed-precision" ? "mixed_precision.dtype" : "launch." + name;
     std::replace(key.begin(), key.end(), '-', '_');
     flags.push_back({.key = key, .value = value, .origin = run_.origin_of("--" + name)});
   }
   const std::string numa = run_.value_of("--numa-binding");
-  if (run_.value_of("--bind").empty() && (numa == "node" || numa == "exclusive")) {
+  if ((says_numa || run_.value_of("--bind").empty()) && (numa == "node" || numa == "exclusive")) {
     flags.push_back({.key = "launch.bind",
                      .value = numa == "node" ? "numa" : "cores",
                      .origin = run_.origin_of("--numa-binding")});
@@ -129,18 +149,24 @@ std::vector<std::string> TrainCommand::own_program() {
   }
   std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file_};
   std::string ranks = root["num_gpus"] ? root["num_gpus"].as<std::string>("") : "2";
+  bool is_set = false;
   for (const std::string& one : overrides_) {
     const size_t end = std::min(one.find('='), one.size());
     std::string key = one.substr(0, end);
     std::replace(key.begin(), key.end(), '-', '_');
     if (key == "num_gpus" && end < one.size()) {
       ranks = one.substr(end + 1);
+      is_set = true;
       continue;
     }
     std::replace(key.begin(), key.end(), '_', '-');
     command.push_back("--" + key + one.substr(end));
   }
-  run_.give("--nproc-per-node", ranks);
+  if (is_set) {
+    run_.replace("--nproc-per-node", ranks);
+  } else {
+    run_.give("--nproc-per-node", ranks);
+  }
   return command;
 }
 

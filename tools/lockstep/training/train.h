@@ -11,6 +11,10 @@
 
 namespace lockstep::tool {
 
+// Throws ConfigError where a --set of launch.threads_per_rank and the environment's OMP_NUM_THREADS
+// differ; the file's number is then not used, and stderr says so.
+void compare_threads(const train::RunConfig& config);
+
 class TrainCommand {
  public:
   // Adds the command to `program`.
