@@ -46,8 +46,9 @@ class Queue {
   void expect_callbacks(BackendWork& work);
   // Its callbacks have returned, or there are none.
   void forget(const BackendWork& work);
-  // A callback that this operation is to wait for waits for it, or for the end of the group.
+  // For a callback that waits for this operation, which is held back until the callback returns.
   void let_through(const BackendWork& work);
+  // For one that ends the group.
   void let_all_through();
 
  private:
