@@ -119,6 +119,42 @@ TEST_P(LoaderResume, RefusesAStateOfOtherData) {
   EXPECT_EQ(loader.state(), at(1, 8));
 }
 
+TEST_P(LoaderResume, DataThatHaveGrownGoOnWithAnEpoch) {
+  Loader loader(numbers(), Shard{1, 2}, {.batch_size = 4, .seed = 6});
+  Loader other(numbers(), Shard{1, 2}, {.batch_size = 4, .seed = 6});
+  SamplerState state = at(3, 0);
+  state.length = 99;
+  loader.restore(state);
+  EXPECT_EQ(loader.state(), at(3, 0));
+  EXPECT_EQ(loader.batches_left(), loader.batches());
+  auto epoch = loader.epoch(3), whole = other.epoch(3);
+  EXPECT_TRUE((*epoch.begin()).data.equal((*whole.begin()).data));
+}
+
+TEST(LoaderMisuse, ThereIsNothingPastTheEnd) {
+  for (const int64_t workers : {0, 2}) {
+    Loader loader(numbers(), Shard{0, 1}, {.batch_size = 100, .workers = workers});
+    auto epoch = loader.epoch(0);
+    auto at = epoch.begin();
+    ++at;
+    ++at;
+    EXPECT_TRUE(at == epoch.end());
+    EXPECT_THAT(test::message_of<ConfigError>([&] { ++at; }), HasSubstr("++ past the end"));
+  }
+}
+
+TEST(LoaderMisuse, NoDataSetAndOneThatCannotBeShuffledAreNamed) {
+  const std::shared_ptr<const Dataset> none;
+  EXPECT_THAT(test::message_of<ConfigError>([&] {
+                Loader(none, Shard{0, 1});
+              }),
+              HasSubstr("the data set is a null pointer"));
+  EXPECT_THAT(test::message_of<ConfigError>([] {
+                DistributedSampler(int64_t{1} << 55, Shard{0, 1});
+              }),
+              HasSubstr("there is no memory for their order, which takes 2.88e+08 GB"));
+}
+
 TEST_P(LoaderResume, RefusesAStateOfAnotherOrder) {
   const auto refusal_of = [](SamplerState state) {
     Loader loader(numbers(), Shard{0, 1}, {.seed = 6});

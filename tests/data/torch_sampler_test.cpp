@@ -221,5 +221,16 @@ TEST(TorchSampler, FollowsADataSetThatGrows) {
   EXPECT_EQ(sampler.next(10), std::nullopt);
 }
 
+TEST(TorchSampler, WarnsOfACountOf0AlsoWhereTheLoaderDropsTheRest) {
+  TorchSampler sampler(kRows, Shard{0, 1}, {.shuffle = false});
+  auto loader =
+      torch::data::make_data_loader(Rows().map(torch::data::transforms::Stack<>()), sampler,
+                                    torch::data::DataLoaderOptions(4).drop_last(true));
+  EXPECT_THAT(pass(loader), SizeIs(20));
+  testing::internal::CaptureStderr();
+  sampler.state_after(0);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("epoch 0 is over and 0 batches"));
+}
+
 }  // namespace
 }  // namespace lockstep::data

@@ -121,7 +121,7 @@ class Loader {
 
   // The next epoch(state.epoch) resumes from there, on any number of ranks and with any batch size.
   // Throws ConfigError for a state of another seed, number of samples or shuffle, and then changes
-  // nothing.
+  // nothing. At the beginning of an epoch the number of samples may be another one.
   void restore(const SamplerState& state);
 
  private:
@@ -147,7 +147,8 @@ class Loader::Epoch {
     using difference_type = std::ptrdiff_t;
 
     const Batch& operator*() const;  // throws what ++ or begin() threw
-    // Makes or fetches the next batch, as begin() does the first, and throws what goes wrong.
+    // Makes or fetches the next batch, as begin() does the first, and throws what goes wrong;
+    // ConfigError past the end.
     Iterator& operator++();
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;

@@ -76,6 +76,8 @@ class DistributedSampler {
   }
   // Resumes from there, on any number of ranks, and with any drop_last and exact. Throws
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
+  // At the beginning of an epoch the number of samples may be another one, of data that have grown:
+  // rank 0 warns of it.
   void restore(const SamplerState& state);
 
   // The seed of the options.

@@ -51,12 +51,19 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   //     }
   //   }
   //
+  // The data loader has to hand batches out in their order: with
+  // DataLoaderOptions::enforce_ordering(false) and workers nobody knows which ones the loop has
+  // had, and a run that resumes repeats some samples and leaves others out. With its
+  // drop_last(true) the rest that makes no full batch still belongs to the epoch: a run that
+  // resumes after the last batch goes on with that rest, which is no batch, and then with the next
+  // epoch.
+  //
   // Throws ConfigError for more batches than the data loader has asked for. Warns, once, of 0 at
   // the end of an epoch.
   SamplerState state_after(int64_t batches) const;
   // The next begin() resumes from there, on any number of ranks and with any batch size; from the
   // end of an epoch, with the next one. Throws ConfigError, and changes nothing, for a state of
-  // another seed, number of samples or shuffle.
+  // another seed or shuffle, or, but at the beginning of an epoch, another number of samples.
   void restore(const SamplerState& state);
 
   // What the data loader calls. With another size the data set has changed: the next epoch is of

@@ -124,6 +124,7 @@ struct Loader::Epoch::Cursor {
   void take_next() {
     const flight::Span busy(flight::Activity::Data);
     if (error) std::rethrow_exception(error);
+    if (done()) throw ConfigError(kPastEnd);
     if (taken == maker.count()) {
       ++taken;
       shared->state.epoch = sampler.state().epoch + 1;
@@ -175,6 +176,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const comm::World& world,
     : Loader(std::move(dataset), Shard{world.rank(), world.size()}, std::move(options)) {}
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, Shard rank, LoaderOptions options) {
+  if (dataset == nullptr) throw ConfigError("[loader] the data set is a null pointer");
   const int64_t samples = dataset->size();
   check(samples, options);
   const Shard part = part_of(rank, options);
@@ -242,9 +244,10 @@ Steps Loader::steps(int64_t epoch) {
 SamplerState Loader::state() const { return shared_->state; }
 
 void Loader::restore(const SamplerState& state) {
-  DistributedSampler(shared_->sampler).restore(state);
-  shared_->restored = state;
-  shared_->state = state;
+  DistributedSampler restored = shared_->sampler;
+  restored.restore(state);
+  shared_->sampler = restored;  // so that the epoch is shuffled once
+  shared_->restored = shared_->state = restored.state();
 }
 
 Loader::Epoch::Epoch(std::unique_ptr<Cursor> cursor) : cursor_(std::move(cursor)) {}

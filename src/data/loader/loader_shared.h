@@ -21,6 +21,8 @@ struct Loader::Shared {
   Range lanes = {};  // that this rank runs; none without
 };
 
+constexpr const char* kPastEnd = "[loader] ++ past the end of an epoch: compare with end() first";
+
 // Threads that make batches ahead, or none.
 AheadPlan plan_of(int64_t count, const LoaderOptions& options);
 

@@ -5,10 +5,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include "data/loader/divided_order.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::data {
 namespace {
@@ -16,6 +18,17 @@ namespace {
 std::string order_text(const SamplerState& state) {
   return fmt::format("{} samples, seed {}, {}", state.length, state.seed,
                      state.shuffle ? "shuffled" : "not shuffled");
+}
+
+at::Tensor permutation_of(int64_t length, uint64_t seed) {
+  try {
+    return at::randperm(length, at::detail::createCPUGenerator(seed), at::kLong);
+  } catch (const std::exception&) {
+    throw ConfigError(fmt::format(
+        "[sampler] {} samples cannot be shuffled: there is no memory for their order, which takes "
+        "{:.3g} GB; set shuffle = false",
+        length, static_cast<double>(length) * sizeof(int64_t) / 1e9));
+  }
 }
 
 }  // namespace
@@ -39,7 +52,7 @@ void DistributedSampler::set_epoch(int64_t epoch) {
   if (epoch != epoch_ && options_.shuffle) {
     // Unsigned: Python's generator takes negative seeds modulo 2^64, too.
     const uint64_t seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(epoch);
-    permutation_ = at::randperm(length_, at::detail::createCPUGenerator(seed), at::kLong);
+    permutation_ = permutation_of(length_, seed);
     order_ = permutation_.const_data_ptr<int64_t>();
   }
   epoch_ = epoch;
@@ -77,7 +90,9 @@ void DistributedSampler::advance(int64_t count) {
 }
 
 void DistributedSampler::restore(const SamplerState& state) {
-  if (state.length != length_ || state.seed != options_.seed || state.shuffle != options_.shuffle) {
+  const bool has_grown = state.length != length_ && state.position == 0;  // or become fewer
+  if ((state.length != length_ && !has_grown) || state.seed != options_.seed ||
+      state.shuffle != options_.shuffle) {
     throw ConfigError(fmt::format(
         "[sampler] cannot resume: the state is of {}, this is {}; resume with the same data and "
         "options, or start an epoch from its beginning",
@@ -90,6 +105,11 @@ void DistributedSampler::restore(const SamplerState& state) {
   }
   set_epoch(state.epoch);
   set_position(state.position);
+  if (has_grown && part_.index == 0) {
+    log::warn(fmt::format(
+        "[sampler] resumes at the beginning of epoch {} with {} samples, where the state is of {}",
+        state.epoch, length_, state.length));
+  }
 }
 
 }  // namespace lockstep::data

@@ -70,6 +70,7 @@ void StepCursor::fetch() {
 
 void StepCursor::take_next() {
   rethrow();
+  if (done()) throw ConfigError(kPastEnd);
   // Of lanes that the loop has left out.
   while (ahead_ && taken_ > 0 && static_cast<int64_t>(made_.size()) < own_lanes()) fetch();
   current_.clear();

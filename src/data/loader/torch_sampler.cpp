@@ -32,14 +32,15 @@ struct TorchSampler::State {
   SamplerState front = {};     // of this epoch, or of what was left of it
   int64_t batch_size = 0;      // that the data loader asks for
   int64_t asked = 0;           // batches since `front` that it has been given
-  bool is_over = false;        // it has been told that there are no more
+  bool is_over = false;        // it has been given the last, or a short one, which it may drop
+  bool is_told = false;        // it has been told that there are no more
   bool has_begun = false;
   bool has_warned = false;
 
   void begin(const SamplerState& at) {
     front = at;
     asked = 0;
-    is_over = has_begun = false;
+    is_over = is_told = has_begun = false;
   }
 };
 
@@ -73,7 +74,9 @@ SamplerState TorchSampler::state_after(int64_t batches) const {
         "the batches of this pass alone, and set the count to 0 directly before each pass",
         batches, state.front.epoch, asked));
   }
-  if (batches == 0 && state.is_over && asked > 0 && state.part.index == 0 &&
+  // A loop without workers is in the only batch when that has been asked for.
+  const bool may_be_first = asked <= 1 && !state.is_told;
+  if (batches == 0 && state.is_over && asked > 0 && !may_be_first && state.part.index == 0 &&
       !std::exchange(state.has_warned, true)) {
     log::warn(fmt::format(
         "[sampler] epoch {} is over and 0 batches of it count as taken, so a run that resumes here "
@@ -107,8 +110,9 @@ std::optional<std::vector<size_t>> TorchSampler::next(size_t batch_size) {
   DistributedSampler& sampler = state_->sampler;
   state_->batch_size = static_cast<int64_t>(batch_size);
   const int64_t count = std::min(state_->batch_size, sampler.size());
-  state_->is_over = count == 0;
-  if (state_->is_over) return std::nullopt;
+  state_->is_told = count == 0;
+  state_->is_over = count < state_->batch_size;
+  if (state_->is_told) return std::nullopt;
   ++state_->asked;
   note_order(sampler.state(), state_->part);
   std::vector<size_t> indices(static_cast<size_t>(count));
