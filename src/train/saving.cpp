@@ -77,10 +77,6 @@ bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
   return plain(gone.parent_path()) == plain(directory);
 }
 
-std::string Training::prefix_of(const TrainedPart& part) const {
-  return parts_.size() == 1 ? "" : part.name + "_";
-}
-
 void Training::track_all() {
   const auto& saving = options_.saving;
   if (saving.directory.empty()) return;
@@ -276,8 +272,7 @@ void Training::restore_state(bool is_restarted) {
                         "trainer/owed"},
       .allow_unexpected = {"trainer/lr_factor"}};
   for (const auto& part : parts_) {
-    if (!part.average) continue;
-    older.allow_missing.push_back(checkpoint::pattern_of(prefix_of(part)) + "average/*");
+    if (part.average) older.allow_missing.push_back(averages_of(part));
   }
   const auto given = optimizer_options();
   std::vector<parallel::PlateauState> unused;
@@ -442,7 +437,7 @@ void Training::finish_saving() {
     part.track_model(models);
     if (!part.average) continue;
     models.track(prefix_of(part) + "average", *part.average);
-    options.allow_missing.push_back(checkpoint::pattern_of(prefix_of(part)) + "average/*");
+    options.allow_missing.push_back(averages_of(part));
     part.average->restart();
   }
   models.restore(best_folder_, options);

@@ -208,7 +208,12 @@ class Training {
   std::map<std::string, double> metrics_of_step() const;
   void finish_saving();
   // Of the names of a part's objects in checkpoints.
-  std::string prefix_of(const TrainedPart& part) const;
+  std::string prefix_of(const TrainedPart& part) const {
+    return parts_.size() == 1 ? "" : part.name + "_";
+  }
+  std::string averages_of(const TrainedPart& part) const {  // as a pattern
+    return checkpoint::pattern_of(prefix_of(part)) + "average/*";
+  }
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
 

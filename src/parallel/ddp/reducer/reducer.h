@@ -167,7 +167,7 @@ class Reducer : public GradientListener,
   Group group_;
   std::vector<Named> parameters_;
   std::vector<at::Tensor> others_;  // the module's, which no bucket has
-  size_t dense_;  // how many of them
+  size_t dense_;                    // how many of them
   DdpOptions options_;
   AttachedModule& module_;
   UsageFlags::Counts flag_counts_;
