@@ -136,6 +136,11 @@ std::map<std::string, double> Training::evaluate() {
     std::istringstream lines(of_rank);
     for (std::string line; std::getline(lines, line);) total.add(parsed(line));
   }
+  if (total.count == 0) {
+    throw DataError(
+        "[train] the evaluation's data count nothing, so there is no mean: all targets are left "
+        "out of the loss");
+  }
   for (auto& [name, sum] : total.sums) sum /= total.count;
   for (const auto& metric : evaluation.metrics) {
     for (const auto& [name, value] : metric->values(world_)) total.sums[name] = value;

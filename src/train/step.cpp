@@ -10,11 +10,20 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
-#include "lockstep/parallel/global_mean.h"
 #include "parallel/ddp/packed.h"
 #include "train/training.h"
 
 namespace lockstep::train {
+namespace {
+
+// A batch's part of the loss of a step that counts `all`. Of nothing a mean is NaN, whose gradients
+// have to be 0 all the same.
+at::Tensor part_of_step(const at::Tensor& mean, double count, double all) {
+  if (count == 0) return mean.nan_to_num(0, 0, 0) * 0;
+  return count == all ? mean : mean / (all / count);
+}
+
+}  // namespace
 
 double Training::update(std::string_view name, const LossOfBatch& loss) {
   TrainedPart& part = this->part(name);
@@ -28,7 +37,10 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
 
   const CommonPart common(*this);  // from here on gradients are the same on all ranks
   StepSums sums = agreed(mine);
-  const double mean = micro_->lanes ? part.lane_mean->mean() : sums.loss / sums.weight;
+  const bool is_empty = options_.count && sums.weight == 0;
+  const double mean = is_empty        ? state_.loss
+                      : micro_->lanes ? part.lane_mean->mean()
+                                      : sums.loss / sums.weight;
   note(sums);
   // Also before a step that is skipped, whose overflow the scaler has to know of.
   if (part.scaler) part.scaler->unscale_(*part.optimizer);
@@ -43,7 +55,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
     if (!micro_->lanes) {
       for (auto& each : parts_) each.sync_buffers();
     }
-  } else {
+  } else if (!is_empty) {
     if (part.scaler) {
       is_updated = part.scaler->step(*part.optimizer);
     } else {
@@ -61,6 +73,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
     }
     part.scaler->update();
   }
+  if (is_empty) return mean;
   state_.loss = mean;
   if (parts_.size() > 1) state_.losses[part.name] = mean;
   return mean;
@@ -75,22 +88,19 @@ StepSums Training::backward(TrainedPart& part, const LossOfBatch& loss) {
     sums.weight += static_cast<double>(count_of(batch));
   }
   double all = sums.weight;  // of the step, on each rank; the same on all, unless they count
-  if (options_.count) {
-    const CommonPart common(*this);
-    all = static_cast<double>(parallel::global_count(world_, std::llround(sums.weight))) /
-          world_.size();
-  }
+  if (options_.count) all = sum_over_ranks(sums.weight) / world_.size();
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < batches.size(); ++i) {
     std::optional<parallel::Hold> hold;
     if (i + 1 < batches.size()) hold.emplace(part.hold());
     const auto count = static_cast<double>(count_of(batches[i]));
     const at::Tensor value = loss_of(batches[i], loss);
-    backward_of(part, count == all ? value : value / (all / count));
+    backward_of(part, part_of_step(value, count, all));
     values.push_back(value.detach());
   }
   for (size_t i = 0; i < batches.size(); ++i) {
-    sums.loss += values[i].item<double>() * static_cast<double>(count_of(batches[i]));
+    const auto count = static_cast<double>(count_of(batches[i]));
+    if (count > 0) sums.loss += values[i].item<double>() * count;
   }
   sums.bad = std::isfinite(sums.loss) ? 0 : 1;
   return sums;
@@ -111,9 +121,7 @@ StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss)
     for (int64_t lane = first; lane < step.lanes().end; ++lane) {
       sums.weight += counted(micro_->of_lane(lane - first, step.batch(lane)));
     }
-    const CommonPart common(*this);
-    all = static_cast<double>(parallel::global_count(world_, std::llround(sums.weight))) /
-          static_cast<double>(step.lane_count());
+    all = sum_over_ranks(sums.weight) / static_cast<double>(step.lane_count());
   }
   int64_t own_lane = 0;
   for (const auto& last : part.lanes(step)) {
@@ -125,8 +133,8 @@ StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss)
       sums.samples += static_cast<double>(batches[i].data.size(0));
       const at::Tensor value = loss_of(batches[i], loss);
       const auto count = static_cast<double>(count_of(batches[i]));
-      backward_of(part, count == all ? value : value / (all / count));
-      const double of_batch = value.item<double>();
+      backward_of(part, part_of_step(value, count, all));
+      const double of_batch = count > 0 ? value.item<double>() : 0;
       part.lane_mean->add(of_batch * count, std::llround(count));
       if (!std::isfinite(of_batch)) sums.bad = 1;
       sums.loss += of_batch;  // what an error shows
@@ -173,11 +181,17 @@ std::unique_ptr<parallel::Autocast> Training::autocast() const {
 int64_t Training::count_of(const data::Batch& batch) const {
   if (!options_.count) return batch.data.size(0);
   const int64_t count = options_.count(batch);
-  if (count > 0) return count;
-  throw DataError(fmt::format(
-      "[train] step {}: a batch counts {}, and its loss is a mean over nothing: leave such samples "
-      "out of the data",
-      state_.step + 1, count));
+  if (count >= 0) return count;
+  throw DataError(
+      fmt::format("[train] step {}: a batch counts {}: TrainerOptions::count has to be 0 or more",
+                  state_.step + 1, count));
+}
+
+double Training::sum_over_ranks(double mine) {
+  const CommonPart common(*this);
+  at::Tensor sum = at::full({1}, mine, at::kDouble);
+  world_.group().all_reduce(sum, ReduceOp::Sum, {.label = "train: count"}).wait();
+  return sum.item<double>();
 }
 
 StepSums Training::flags() const {

@@ -167,6 +167,7 @@ class Training {
   void backward_of(TrainedPart& part, const at::Tensor& loss);
   at::Tensor loss_of(const data::Batch& batch, const LossOfBatch& loss) const;
   int64_t count_of(const data::Batch& batch) const;
+  double sum_over_ranks(double mine);
   StepSums agreed(StepSums mine) const;
   StepSums flags() const;
   void note(const StepSums& sums);

@@ -217,6 +217,72 @@ TEST(LanguageRun, TargetsThatDoNotCountAreInNoMean) {
   EXPECT_NEAR(metrics["loss"], sum / targets, 1e-5);
 }
 
+// Documents of nothing are separators alone, none of which is a target.
+TEST(LanguageRun, SequencesWithoutATargetChangeNothing) {
+  const Folder folder;
+  const std::string path = folder / "corpus";
+  {
+    text::TokenWriter writer(path, {.vocabulary = 16, .separator = 0});
+    for (int i = 0; i < 40; ++i) {
+      writer.add(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7});
+      for (int more = i % 4 == 0 ? 20 : 0; more > 0; --more) writer.add({});
+    }
+    writer.finish();
+  }
+  const data::TokenDataset all(path, {.sequence_length = 8, .mask_boundaries = true});
+  int64_t empty = 0;
+  for (int64_t i = 0; i < all.size(); ++i)
+    empty += all.get_batch(i).target.eq(-100).all().item<bool>();
+  ASSERT_GT(empty, 10);
+  ASSERT_GT(all.size(), 2 * empty);
+
+  auto config = small_run(path, folder / "alone");
+  config.model.transformer.max_length = 8;
+  config.data.tokens.sequence_length = 8;
+  config.data.tokens.mask_boundaries = true;
+  config.data.validation_fraction = 0;
+  config.data.validation_path = path;
+  config.optimizer.kind = "sgd";  // whose gradients of rounding stay small
+  config.training.sample.prompt = "";
+  config.training.max_grad_norm = 0;
+  config.training.max_steps = 30;
+  config.training.eval_steps = 10;
+  config.checkpoint.save_strategy = "no";
+  printed(1, config);
+  auto divided = config;
+  divided.training.batch_size = 1;
+  divided.logging.output_dir = folder / "divided";
+  printed(2, divided);
+  auto accumulated = config;
+  accumulated.training.batch_size = 1;
+  accumulated.training.gradient_accumulation_steps = 2;
+  accumulated.logging.output_dir = folder / "accumulated";
+  printed(1, accumulated);
+  for (const auto& other : {divided, accumulated}) {
+    EXPECT_NEAR(result(other)["train_loss"], result(config)["train_loss"].get<double>(), 1e-5);
+    EXPECT_NEAR(result(other)["metrics"]["loss"], result(config)["metrics"]["loss"].get<double>(),
+                1e-5);
+    EXPECT_EQ(result(other)["skipped"], result(config)["skipped"]);
+  }
+
+  // One sequence a step: without a target it makes no update.
+  config.training.batch_size = 1;
+  config.training.max_steps = 0;
+  config.training.epochs = 1;
+  config.optimizer.kind = "adamw";
+  config.logging.output_dir = folder / "single";
+  printed(1, config);
+  EXPECT_EQ(result(config)["skipped"], empty);
+  auto lanes = config;
+  for (const int ranks : {1, 2}) {
+    lanes.parallel.lanes = 2;
+    lanes.logging.output_dir = folder / ("lanes" + std::to_string(ranks));
+    printed(ranks, lanes);
+  }
+  EXPECT_EQ(contents(folder / "lanes1/model/model.safetensors"),
+            contents(folder / "lanes2/model/model.safetensors"));
+}
+
 TEST(LanguageRun, WhatDoesNotFitIsSaidBeforeItBegins) {
   const Folder folder;
   const std::string data = corpus(folder);

@@ -143,7 +143,9 @@ struct TrainerOptions {
   // may have fewer.
   int64_t accumulation = 1;
   // Number of items that a batch's loss is the mean of, when not its samples: tokens without
-  // padding. Ranks may then differ; one all_reduce of one number a step.
+  // padding. Ranks may then differ; one all_reduce of one number a step. A batch may count 0: its
+  // loss (of cross_entropy the mean of nothing, NaN) is not looked at, and its gradients have to be
+  // 0 or finite, as cross_entropy's are. A step in which nothing counts makes no update.
   std::function<int64_t(const data::Batch&)> count = nullptr;
 
   double max_grad_norm = 0;  // 0: gradients are not clipped
