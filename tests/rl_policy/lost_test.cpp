@@ -22,7 +22,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-models::Transformer small_net(int64_t vocabulary = 20) {
+models::Transformer tiny_net(int64_t vocabulary = 20) {
   torch::manual_seed(1);
   return models::Transformer({.vocabulary = vocabulary,
                               .layers = 1,
@@ -70,7 +70,7 @@ struct After {
 After after(const comm::Group& group, const std::vector<Told>& told, rl::LearnerOptions options) {
   options.learning_rate = 1e-2;
   options.lanes = 2;
-  auto net = small_net();
+  auto net = tiny_net();
   rl::Learner learner(net, group, options);
   After out;
   for (int64_t step = 0; step < 2; ++step) {
@@ -181,7 +181,7 @@ std::vector<rl::Planned> frail_tasks(const std::vector<std::string>& ids) {
 std::vector<rl::Played> played_by_chance(const rl::AgentText& text,
                                          const std::vector<rl::Planned>& episodes) {
   const auto tokens = tokenizer();
-  auto net = small_net(static_cast<int64_t>(tokens.size()));
+  auto net = tiny_net(static_cast<int64_t>(tokens.size()));
   const at::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) parameter.zero_();
   const rl::Arenas arenas{
@@ -269,7 +269,7 @@ TEST(Rollout, NeedsAllOfItsEpisodes) {
 
 TEST(Learner, RefusesRolloutsWithOtherLanesOnAllRanks) {
   spawn(2, [](World& world) {
-    auto net = small_net();
+    auto net = tiny_net();
     rl::Learner learner(net, world.group(), {.group_size = 2, .lanes = 6});
     const std::vector<Told> told = {{1}, {0}, {1}, {0}, {0}, {1}, {0}, {1}};
     const auto said = [&](const rl::Rollout& rollout) {
