@@ -168,7 +168,7 @@ def test_fsdp_keys_work_with_fsdp_and_are_refused_without(folder):
             parallel__fsdp__sharding_strategy="NO_SHARD",
         ),
     )
-    again.expect(out=[r"fsdp: NO_SHARD in 2 units over 1 ranks"])
+    again.expect(out=[r"fsdp: NO_SHARD in 2 units over 1 rank"])
     assert result(folder, "divided")["train_loss"] == result(folder, "whole")["train_loss"]
     run_py = train(
         folder,
