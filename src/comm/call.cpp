@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "comm/assign.h"
 #include "comm/check.h"
 #include "core/flight/record.h"
 #include "lockstep/core/error.h"
@@ -91,8 +92,7 @@ void multiply(Request& request, int rank, Copies& copies) {
   at::Tensor& output = request.outputs.front();
   const at::Tensor target = output.detach();
   if (request.what == Collective::AllReduce) {
-    const WritesAnything allowed;
-    target.copy_(multiplied(target, request.factor));
+    assign(target, multiplied(target, request.factor));
   } else {
     // Only the root's tensor changes.
     output = multiplied(target, request.factor).contiguous();
@@ -141,8 +141,7 @@ class CopyBack : public Pending {
     return true;
   }
   void copy() {
-    const WritesAnything allowed;
-    for (auto& [target, source] : copies_) target.copy_(source);
+    for (auto& [target, source] : copies_) assign(target, source);
   }
   bool advance() override { return work_.is_completed(); }
 
@@ -219,8 +218,7 @@ Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor
                 std::optional<c10::Stream> stream) {
   const Current current(stream);
   transport.unfinished()->finish_before(uses_of({input}, {output}));
-  const WritesAnything allowed;
-  output.detach().copy_(separate(input, output).detach().reshape(output.sizes()));
+  assign(output.detach(), separate(input, output).detach().reshape(output.sizes()));
   return {};
 }
 

@@ -2,8 +2,6 @@
 // copies that make tensors contiguous, and its record.
 #pragma once
 
-#include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/Stream.h>
 
 #include <functional>
@@ -30,12 +28,6 @@ Uses uses_of(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor
 Work together(
     Transport& transport, Uses uses, std::vector<Work> works, std::optional<c10::Stream> stream,
     std::function<void()> finish = [] {});
-
-// While it lives tensors may be written, whatever the mode is in which they were made.
-struct WritesAnything {
-  at::NoGradGuard no_grad;
-  c10::InferenceMode inference;
-};
 
 // `input` into `output`, without the other ranks.
 Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor& input,

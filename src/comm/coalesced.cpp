@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "comm/assign.h"
 #include "comm/call.h"
 #include "comm/check.h"
 #include "lockstep/comm/group.h"
@@ -50,14 +51,13 @@ at::Tensor flat_of(const Tensors& parts, int rounds) {
 
 // The reverse, into tensors of any strides.
 void spread(const at::Tensor& flat, const Tensors& targets, int rounds) {
-  const WritesAnything allowed;
   const int64_t per_round = flat.numel() / rounds;
   int64_t offset = 0;
   for (const at::Tensor& target : targets) {
     const int64_t each = target.numel() / rounds;
     const at::Tensor rows =
         flat.view({rounds, per_round}).narrow(1, offset, each).reshape(target.sizes());
-    target.detach().copy_(rows);
+    assign(target.detach(), rows);
     offset += each;
   }
 }

@@ -1,7 +1,7 @@
 // A group of one: every collective is a copy from the inputs to the outputs, or nothing.
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 
+#include "comm/assign.h"
 #include "comm/reduce/reduction.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -34,10 +34,8 @@ class SoloTransport : public Transport {
 
   Work start(Request request) override {
     const at::NoGradGuard no_grad;
-    const c10::InferenceMode any;  // where tensors that were made under it may be written, too
-    if (!request.inputs.empty() && !request.outputs.empty()) {
-      request.outputs.front().view({-1}).copy_(request.inputs.front().view({-1}));
-    }
+    if (!request.inputs.empty() && !request.outputs.empty())
+      assign(request.outputs.front().view({-1}), request.inputs.front().view({-1}));
     if (request.divide_by > 1 && request.op == ReduceOp::Average) divide(request);
     return {};
   }
