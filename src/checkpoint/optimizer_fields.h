@@ -27,8 +27,9 @@ std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
 std::unique_ptr<torch::optim::OptimizerParamState> new_state(
     const torch::optim::Optimizer& optimizer);
 
-// How an optimizer of a class of another room is tracked, whatever the type of the reference to it:
-// nothing for one of another class. The constructor of such a class says so, any number of times.
+// How an optimizer of Lockstep's own class, such as ZeroOptimizer, is tracked when it is given as a
+// torch::optim::Optimizer&: nullptr for one of another class. The constructor of such a class
+// registers it, any number of times.
 using TrackOptimizer = std::shared_ptr<Stateful> (*)(torch::optim::Optimizer&);
 void track_optimizers_by(TrackOptimizer track);
 std::shared_ptr<Stateful> tracked_by_its_class(torch::optim::Optimizer& optimizer);

@@ -74,7 +74,7 @@ struct DdpOptions {
   // the first parameter. What Ddp leaves alone
   // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
   // within a Join, those for which some rank has no batch are not counted. The same on all ranks.
-  // The order of samples (SamplerOptions::seed) is compared when it is new, whatever this is.
+  // The order of samples (SamplerOptions::seed) is compared when a new one begins, also with 0.
   // It reads all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
   // A step's batch is cut into this many lanes, and the result is the same bits for every number of

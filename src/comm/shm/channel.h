@@ -81,7 +81,7 @@ struct RankBlock {
   Counter bell;  // rung by others when a message for this rank was put in or taken out
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> aborted;  // this rank threw; `reason` is valid
-  std::atomic<uint32_t> left;     // this rank has let go of the group
+  std::atomic<uint32_t> left;     // this rank has destroyed its group
   char reason[492];
   // Only here, since a type aligned to more than malloc gives would make each operation's memory
   // slow to get.

@@ -26,8 +26,20 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::ThrowsMessage;
 
+std::string new_file() {
+  std::string path = testing::TempDir() + "join-XXXXXX";
+  close(mkstemp(path.data()));
+  return path;
+}
+
 c10::intrusive_ptr<::c10d::Store> file_store(const std::string& path, int ranks) {
   return c10::make_intrusive<::c10d::FileStore>(path, ranks);
+}
+
+void expect_works(const Group& group, int ranks) {
+  at::Tensor one = at::ones({3});
+  group.all_reduce(one).wait();
+  EXPECT_EQ(one[0].item<int>(), ranks);
 }
 
 class Joins : public testing::TestWithParam<Ranks> {};
@@ -38,8 +50,7 @@ INSTANTIATE_TEST_SUITE_P(, Joins,
 
 TEST_P(Joins, MakeGroupsOfAnyStore) {
   const Ranks ranks = GetParam();
-  std::string path = testing::TempDir() + "join-XXXXXX";
-  close(mkstemp(path.data()));
+  const std::string path = new_file();
   spawn_bare(ranks.count,
              [&](int rank) {
                setenv("GLOO_SOCKET_IFNAME", "lo", 1);
@@ -52,9 +63,7 @@ TEST_P(Joins, MakeGroupsOfAnyStore) {
                  EXPECT_EQ(group.backend(), ranks.hosts.empty()
                                                 ? (ranks.backend == "tcp" ? "tcp" : "shm")
                                                 : "host-then-net");
-                 at::Tensor one = at::ones({3});
-                 group.all_reduce(one).wait();
-                 EXPECT_EQ(one[0].item<int>(), ranks.count);
+                 expect_works(group, ranks.count);
                }
              },
              {.backend = ranks.backend, .hosts = ranks.hosts});
@@ -64,8 +73,7 @@ TEST_P(Joins, MakeGroupsOfAnyStore) {
 // As destroy_process_group() and init_process_group() in one process do, under the same keys.
 TEST_P(Joins, MakeOneGroupAfterAnotherByTheSameKeys) {
   const Ranks ranks = GetParam();
-  std::string path = testing::TempDir() + "join-XXXXXX";
-  close(mkstemp(path.data()));
+  const std::string path = new_file();
   spawn_bare(ranks.count,
              [&](int rank) {
                setenv("GLOO_SOCKET_IFNAME", "lo", 1);
@@ -76,9 +84,7 @@ TEST_P(Joins, MakeOneGroupAfterAnotherByTheSameKeys) {
                  while (rank == 0 && store->add(key, 0) < ranks.count - 1) usleep(1000);
                  if (rank != 0) store->add(key, 1);
                  const Group group = join_group(store, {rank, ranks.count});
-                 at::Tensor one = at::ones({3});
-                 group.all_reduce(one).wait();
-                 EXPECT_EQ(one[0].item<int>(), ranks.count);
+                 expect_works(group, ranks.count);
                  // Until the slowest one has returned.
                  group.barrier().wait();
                  EXPECT_FALSE(store->check({fmt::format("lockstep/host/{}", rank)}));
@@ -96,8 +102,7 @@ TEST(JoinOfSomeRanks, BlamesTheRankThatEndedAndNoOther) {
   for (const char* backend : {"shm", "tcp"}) {
     for (const bool is_told : {true, false}) {
       PretendLauncher launcher(4);
-      std::string path = testing::TempDir() + "join-XXXXXX";
-      close(mkstemp(path.data()));
+      const std::string path = new_file();
       spawn_bare(4,
                  [&](int rank) {
                    if (rank < 2) return launcher.control.record_exit(rank, 0);
@@ -197,8 +202,7 @@ TEST(WorldRefuses, ABackendForGpusWhereThereAreNone) {
 }
 
 TEST(JoinWaits, ForADeadlineAndNamesWhoIsMissing) {
-  std::string path = testing::TempDir() + "join-XXXXXX";
-  close(mkstemp(path.data()));
+  const std::string path = new_file();
   spawn_bare(2, [&](int rank) {
     EXPECT_THAT(
         [&] {
