@@ -19,8 +19,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-using Module = torch::nn::Module;
-
 constexpr size_t kMostListed = 200;
 
 // A parameter or buffer with all names that it has, the first of them first.
@@ -29,16 +27,15 @@ struct Entry {
   std::vector<std::string> names;
 };
 
-std::vector<Entry> entries_of(const Module& module) {
+std::vector<Entry> entries_of(const ModuleRef& module) {
   std::vector<Entry> entries;
   std::map<const at::TensorImpl*, size_t> seen;
-  for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
-    for (const auto& item : tensors) {
-      if (!item.value().defined()) continue;
-      const auto [known, fresh] =
-          seen.try_emplace(item.value().unsafeGetTensorImpl(), entries.size());
-      if (fresh) entries.push_back({item.value().detach(), {}});
-      entries[known->second].names.push_back(item.key());
+  for (const auto& tensors : {module.parameters(), module.buffers()}) {
+    for (const auto& [name, tensor] : tensors) {
+      if (!tensor.defined()) continue;
+      const auto [known, fresh] = seen.try_emplace(tensor.unsafeGetTensorImpl(), entries.size());
+      if (fresh) entries.push_back({tensor.detach(), {}});
+      entries[known->second].names.push_back(name);
     }
   }
   return entries;
@@ -72,7 +69,7 @@ class ModuleLoader {
     }
   }
 
-  Loaded load(const Module& module) {
+  Loaded load(const ModuleRef& module) {
     for (const auto& entry : entries_of(module)) compare(entry);
     for (const auto& [name, stored] : there_) {
       if (used_.contains(name)) continue;
@@ -203,7 +200,7 @@ TensorToWrite to_write(const std::string& name, const at::Tensor& tensor,
 
 }  // namespace
 
-Loaded load_module(Module& module, const std::string& path, const LoadOptions& options) {
+Loaded load_module(const ModuleRef& module, const std::string& path, const LoadOptions& options) {
   return ModuleLoader(path, options).load(module);
 }
 
@@ -227,7 +224,8 @@ std::map<std::string, at::Tensor> read_tensors(const std::string& path, const st
   return tensors;
 }
 
-void save_safetensors(const Module& module, const std::string& path, const SaveOptions& options) {
+void save_safetensors(const ModuleRef& module, const std::string& path,
+                      const SaveOptions& options) {
   const at::NoGradGuard no_grad;
   FolderOptions folder{.max_shard_bytes = options.max_shard_bytes, .metadata = options.metadata};
   std::vector<TensorToWrite> tensors;

@@ -19,13 +19,9 @@ namespace {
 
 class ModuleState : public Stateful {
  public:
-  explicit ModuleState(torch::nn::Module& module) : module_(&module) {}
-  ModuleState(const std::string& name, const std::shared_ptr<torch::nn::Module>& module)
-      : module_(module.get()), name_(name), owned_(module) {
-    if (module == nullptr) {
-      throw ConfigError(fmt::format("[checkpoint] track(\"{}\") of an empty pointer", name));
-    }
-  }
+  // `name` is for errors.
+  explicit ModuleState(ModuleRef module, std::string name = "")
+      : module_(std::move(module)), name_(std::move(name)) {}
 
   State state(const Names&) const override {
     State state;
@@ -50,23 +46,21 @@ class ModuleState : public Stateful {
  private:
   template <class Look>
   void each(const Look& look) const {
-    const auto held = owned_.lock();
-    if (!name_.empty() && held == nullptr) {
+    if (module_.has_expired()) {
       throw CheckpointError(fmt::format(
-          "[checkpoint] the module that is tracked as {} is not there any more: for the one in its "
+          "[checkpoint] the module that is tracked{} is not there any more: for the one in its "
           "place destroy this Checkpointer, which holds the directory, and make another",
-          name_));
+          name_.empty() ? "" : " as " + name_));
     }
-    for (const auto& tensors : {module_->named_parameters(), module_->named_buffers()}) {
-      for (const auto& item : tensors) {
-        if (item.value().defined()) look(item.key(), item.value());
+    for (const auto& tensors : {module_.parameters(), module_.buffers()}) {
+      for (const auto& [name, tensor] : tensors) {
+        if (tensor.defined()) look(name, tensor);
       }
     }
   }
 
-  torch::nn::Module* module_;
-  std::string name_ = {};                        // of a shared one
-  std::weak_ptr<torch::nn::Module> owned_ = {};  // that
+  ModuleRef module_;
+  std::string name_;
 };
 
 // Fields that a parameter's state may do without.
@@ -315,9 +309,15 @@ class TorchSamplerState : public Stateful {
 std::shared_ptr<Stateful> stateful(torch::nn::Module& module) {
   return std::make_shared<ModuleState>(module);
 }
+std::shared_ptr<Stateful> stateful(const torch::jit::Module& module) {
+  return std::make_shared<ModuleState>(module);
+}
 std::shared_ptr<Stateful> stateful_module(const std::string& name,
                                           const std::shared_ptr<torch::nn::Module>& module) {
-  return std::make_shared<ModuleState>(name, module);
+  if (module == nullptr) {
+    throw ConfigError(fmt::format("[checkpoint] track(\"{}\") of an empty pointer", name));
+  }
+  return std::make_shared<ModuleState>(module, name);
 }
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
   if (auto tracked = tracked_by_its_class(optimizer)) return tracked;

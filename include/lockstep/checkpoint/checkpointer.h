@@ -96,13 +96,13 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  // Adds an object, which has to outlive this: a module (or a holder or shared pointer of one), an
-  // optimizer, a Loader or DistributedSampler (a TorchSampler: stateful(sampler, taken)), a number,
-  // bool, text or tensor, what lockstep/parallel/stateful.h lists, or any other for which
-  // stateful(object) finds a function by argument-dependent lookup. Optimizers call their state by
-  // the names of parameters of modules that are tracked (before or after them). Throws ConfigError
-  // for a name that is empty, has a "/" or is there already, and for a
-  // ZeroOptimizer whose group has another number of ranks.
+  // Adds an object, which has to outlive this: a module (a scripted one, or a holder or shared
+  // pointer of one, too), an optimizer, a Loader or DistributedSampler (a TorchSampler:
+  // stateful(sampler, taken)), a number, bool, text or tensor, what lockstep/parallel/stateful.h
+  // lists, or any other for which stateful(object) finds a function by argument-dependent lookup.
+  // Optimizers call their state by the names of parameters of modules that are tracked (before or
+  // after them). Throws ConfigError for a name that is empty, has a "/" or is there already, and
+  // for a ZeroOptimizer whose group has another number of ranks.
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }

@@ -6,19 +6,17 @@
 //   save_safetensors(net, "out.safetensors");
 #pragma once
 
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
+#include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/file_system.h"
 #include "lockstep/checkpoint/manifest.h"
+#include "lockstep/checkpoint/module_ref.h"
 
 namespace lockstep::checkpoint {
 
@@ -47,22 +45,8 @@ struct Loaded {
 // before anything changes. Throws CheckpointError, and then nothing has changed, that lists all
 // names that are missing or unexpected, or have another shape or dtype; and tied parameters that
 // have different values there. One name of a tied parameter is enough.
-Loaded load_module(torch::nn::Module& module, const std::string& path,
+Loaded load_module(const ModuleRef& module, const std::string& path,
                    const LoadOptions& options = {});
-
-// What a holder holds.
-template <class Contained>
-Loaded load_module(torch::nn::ModuleHolder<Contained>& holder, const std::string& path,
-                   const LoadOptions& options = {}) {
-  return load_module(static_cast<torch::nn::Module&>(*holder), path, options);
-}
-
-// What a pointer points to.
-template <std::derived_from<torch::nn::Module> M>
-Loaded load_module(const std::shared_ptr<M>& module, const std::string& path,
-                   const LoadOptions& options = {}) {
-  return load_module(static_cast<torch::nn::Module&>(*module), path, options);
-}
 
 // The tensors of such a file by name, in memory of their own. Complex numbers of 128 bits come from
 // safetensors as they are there, as F64 with a last dimension of 2.
@@ -82,22 +66,8 @@ struct SaveOptions {
 // all is written. A tied parameter is stored once; its other names are in the metadata, as
 // safetensors.torch.save_model writes them. On one rank, since all ranks have the same. Throws
 // CheckpointError when it fails, and for tensors that safetensors does not have: sparse, quantized.
-void save_safetensors(const torch::nn::Module& module, const std::string& path,
+void save_safetensors(const ModuleRef& module, const std::string& path,
                       const SaveOptions& options = {});
-
-// What a holder holds.
-template <class Contained>
-void save_safetensors(const torch::nn::ModuleHolder<Contained>& holder, const std::string& path,
-                      const SaveOptions& options = {}) {
-  save_safetensors(static_cast<const torch::nn::Module&>(*holder), path, options);
-}
-
-// What a pointer points to.
-template <std::derived_from<torch::nn::Module> M>
-void save_safetensors(const std::shared_ptr<M>& module, const std::string& path,
-                      const SaveOptions& options = {}) {
-  save_safetensors(static_cast<const torch::nn::Module&>(*module), path, options);
-}
 
 }  // namespace lockstep::checkpoint
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
@@ -20,6 +21,8 @@ namespace lockstep::checkpoint {
 
 // Parameters and buffers by the module's own names; a tensor that has several is stored once.
 std::shared_ptr<Stateful> stateful(torch::nn::Module& module);
+// As above, for a scripted module, which this keeps.
+std::shared_ptr<Stateful> stateful(const torch::jit::Module& module);
 // As above, for a shared module, which this does not keep: when it is gone, saving and restoring
 // throw CheckpointError with the name. Throws ConfigError for an empty pointer.
 std::shared_ptr<Stateful> stateful_module(const std::string& name,

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 

@@ -1,9 +1,9 @@
 // Whether the ranks still train the same model: finds ranks that have diverged without an error.
 #pragma once
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::parallel {
@@ -16,8 +16,8 @@ namespace lockstep::parallel {
 // ZeroOptimizer, whose state is sharded, it compares the options only. It reads all parameters on
 // one thread, 22 GB a second (measured on AVX-512 cores, in memory). DdpOptions::check_same_every
 // does it every this many steps. The launcher's failure report shows the last result.
-void check_same(const torch::nn::Module& module, const Group& group);
-void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+void check_same(const ModuleRef& module, const Group& group);
+void check_same(const ModuleRef& module, const torch::optim::Optimizer& optimizer,
                 const Group& group);
 
 // The optimizer's state and options become rank 0's on every rank: when one rank alone has loaded

@@ -1,11 +1,12 @@
 // What a program does to gradients between backward() and step(): clipping, and a check for NaN.
 #pragma once
 
-#include <torch/nn/module.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <vector>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::parallel {
@@ -41,7 +42,7 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_valu
 // Throws Error when any rank has a gradient with a NaN or an infinity, on all ranks with the same
 // text: each such parameter's name, rank and counts. Every rank of `group` calls it: one all_reduce
 // of one element while all is well.
-void check_finite(const torch::nn::Module& module, const Group& group);
+void check_finite(const ModuleRef& module, const Group& group);
 
 }  // namespace lockstep::parallel
 

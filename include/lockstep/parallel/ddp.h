@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/comm_hook.h"
 #include "lockstep/parallel/ddp_log.h"
 #include "lockstep/parallel/join.h"
 #include "lockstep/parallel/lanes.h"
-#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 

@@ -15,7 +15,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "lockstep/parallel/module_ref.h"
+#include "lockstep/checkpoint/module_ref.h"
 
 namespace lockstep::parallel {
 

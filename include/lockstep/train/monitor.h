@@ -20,8 +20,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/world.h"
-#include "lockstep/parallel/module_ref.h"
 #include "lockstep/train/progress_display.h"
 #include "lockstep/train/run_log.h"
 #include "lockstep/train/run_warnings.h"
@@ -67,7 +67,7 @@ struct MonitorOptions {
   StepRange trace_steps = {};
   WarningLimits warnings = {};
   // Whose parameters are looked at when a loss or a gradient is not finite.
-  std::optional<parallel::ModuleRef> module = std::nullopt;
+  std::optional<ModuleRef> module = std::nullopt;
 };
 
 // A step, as this rank has made it.

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 

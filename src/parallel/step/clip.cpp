@@ -132,7 +132,7 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_valu
   at::_foreach_clamp_max_(gradients, max_value);
 }
 
-void check_finite(const torch::nn::Module& module, const Group& group) {
+void check_finite(const ModuleRef& module, const Group& group) {
   const at::NoGradGuard no_grad;
   const Model model = Model::of(module);
   std::vector<at::Tensor> parameters;

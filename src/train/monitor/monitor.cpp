@@ -60,7 +60,7 @@ std::vector<Told> gathered(const comm::Group& group, const Told& mine) {
 }
 
 // The first parameter that has a number that is none in its gradient or itself.
-std::string first_not_finite(const std::optional<parallel::ModuleRef>& module) {
+std::string first_not_finite(const std::optional<ModuleRef>& module) {
   if (!module || module->has_expired()) return "";
   const auto is_finite = [](const at::Tensor& tensor) {
     return !tensor.defined() || tensor.is_sparse() || !tensor.is_floating_point() ||

@@ -1,6 +1,8 @@
 // Ddp takes a module however the program holds it.
-#include "lockstep/parallel/module_ref.h"
+#include "lockstep/checkpoint/module_ref.h"
 
+#include "lockstep/parallel/check_same.h"
+#include "lockstep/parallel/clip.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -99,6 +101,13 @@ TEST(ModuleRef, AScriptModule) {
       EXPECT_TRUE(at::equal(module.attr("inner").toModule().attr("weight").toTensor().grad(),
                             (ranks[0][1] + ranks[1][1]) / 2));
     }
+    check_same(module, world);
+    check_finite(module, world);
+    if (world.rank() == 1) {
+      const at::NoGradGuard no_grad;
+      module.attr("offset").toTensor().add_(1);
+    }
+    EXPECT_THAT(message_of<ConfigError>([&] { check_same(module, world); }), HasSubstr("offset"));
     module.setattr("bias", torch::randn({3}).requires_grad_(true));
     EXPECT_THAT(message_of<ConfigError>([&] { script_loss(module, world.rank()).backward(); }),
                 HasSubstr("parameter 'bias' was replaced"));

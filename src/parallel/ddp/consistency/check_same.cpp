@@ -230,7 +230,7 @@ void compare_orders(const Group& group, std::string_view when, const Orders& ord
   if (group.size() > 1) compare(inventory_of(orders, group), group, when);
 }
 
-void check_same(const torch::nn::Module& module, const Group& group) {
+void check_same(const ModuleRef& module, const Group& group) {
   if (group.size() == 1) return;
   group.refuse_python_ranks("check_same()");
   Inventory mine;
@@ -238,7 +238,7 @@ void check_same(const torch::nn::Module& module, const Group& group) {
   compare(mine, group, kCall);
 }
 
-void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+void check_same(const ModuleRef& module, const torch::optim::Optimizer& optimizer,
                 const Group& group) {
   if (group.size() == 1) return;
   group.refuse_python_ranks("check_same()");

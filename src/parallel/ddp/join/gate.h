@@ -3,8 +3,8 @@
 
 #include <memory>
 
+#include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 

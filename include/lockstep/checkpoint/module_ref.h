@@ -1,4 +1,5 @@
-// The models that Ddp, Fsdp and others accept: anything with named parameters and buffers.
+// The models that Checkpointer, Ddp, Fsdp and others accept: anything with named parameters and
+// buffers.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -12,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::parallel {
+namespace lockstep::checkpoint {
 
 // Refers to a torch::nn::Module, or to what holds one (std::shared_ptr, a class that TORCH_MODULE
 // or libtorch made, as torch::nn::Sequential), or to a torch::jit::Module. It does not keep a
@@ -58,8 +59,8 @@ class ModuleRef {
   std::optional<torch::jit::Module> script_;
 };
 
-}  // namespace lockstep::parallel
+}  // namespace lockstep::checkpoint
 
 namespace lockstep {
-using parallel::ModuleRef;
+using checkpoint::ModuleRef;
 }  // namespace lockstep
