@@ -41,6 +41,7 @@
 #include "lockstep/parallel/random.h"
 #include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/parallel/update_batch_norm.h"
 #include "lockstep/parallel/weight_average.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "lockstep/text/tokenizer.h"

@@ -14,6 +14,7 @@
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/parallel/update_batch_norm.h"
 #include "support/thrown.h"
 
 namespace lockstep {
@@ -133,6 +134,8 @@ TEST(LanesRefuse, WhatIsNoFunctionOfLanes) {
                 HasSubstr("SyncBatchNorm together with lanes"));
     EXPECT_THAT(message_of<ConfigError>([&] { convert_sync_batch_norm(norms, group); }),
                 HasSubstr("the ranks of this group run 8 lanes"));
+    EXPECT_THAT(message_of<ConfigError>([&] { update_batch_norm(*norms, group, [] {}); }),
+                HasSubstr("call it with World::solo()"));
     norms->push_back(SyncBatchNorm1d(torch::nn::BatchNormOptions(4)));
     EXPECT_THAT(message_of<ConfigError>([&] { ddp.refresh(); }),
                 HasSubstr("SyncBatchNorm together with lanes"));

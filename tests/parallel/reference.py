@@ -166,7 +166,27 @@ def weight_average():
             yield from averaged.module.weight.detach().flatten()
 
 
-CASES = (sync_batch_norm, clip_grad_norm, grad_scaler, schedules, one_cycle, plateau, fused_sgd, weight_average)
+def update_bn():
+    """Statistics of 3 channels over six batches, the first of 8 samples and the others of 4, and how many those are."""
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=0.4))
+    elements = torch.arange(28 * 3, dtype=torch.float32).reshape(28, 3)
+    swa_utils.update_bn([rows * torch.cos(rows) for rows in elements.split([8, 4, 4, 4, 4, 4])], net)
+    yield from net[0].running_mean
+    yield from net[0].running_var
+    yield net[0].num_batches_tracked
+
+
+CASES = (
+    sync_batch_norm,
+    clip_grad_norm,
+    grad_scaler,
+    schedules,
+    one_cycle,
+    plateau,
+    fused_sgd,
+    weight_average,
+    update_bn,
+)
 
 if __name__ == "__main__":
     for number in {case.__name__: case for case in CASES}[sys.argv[1]]():

@@ -40,7 +40,7 @@ struct WeightAverageOptions {
 // parameters and restored on any number of ranks, with or without Fsdp.
 //
 // Statistics of BatchNorm belong to the weights with which they were made: give net->buffers(), too
-// (PyTorch's use_buffers), or run some batches in train() while the average is applied. Of tensors
+// (PyTorch's use_buffers), or call update_batch_norm() while the average is applied. Of tensors
 // that are neither real nor complex, such as counters, the average is what they were at the last
 // update().
 class WeightAverage {
