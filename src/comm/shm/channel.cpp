@@ -73,7 +73,8 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
       relax();
     }
   }
-  for (int i = 0; i < kYields; ++i) {
+  // Each may take a time slice of every other thread, on a busy machine.
+  for (int i = 0; i < kYields && Channel::Clock::now() < stop(); ++i) {
     if (ready()) return true;
     idle();
     sched_yield();
