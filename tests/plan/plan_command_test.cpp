@@ -58,6 +58,33 @@ TEST_F(PlanCommand, RanksAreThoseOfAllHostsOfTheFile) {
   EXPECT_EQ(ranks("--set launch.nproc_per_node=auto --ranks 3"), 3);
 }
 
+// As many ranks as the file starts on a host have its memory together, and its cores.
+TEST_F(PlanCommand, HostsHaveAsManyRanksAsTheFileStarts) {
+  const auto plan = [&](const std::string& more) {
+    return nlohmann::json::parse(lockstep_tool("plan " + run_ + " --json " + more).said);
+  };
+  const auto memory_of = [](const nlohmann::json& plan) {
+    return plan.at("strategies").at(0).at("memory_bytes").at("available").get<double>();
+  };
+  const auto computation_of = [](const nlohmann::json& plan) {
+    return plan.at("strategies").at(0).at("step_seconds").at("computation").get<double>();
+  };
+  const int64_t cores = plan("").at("devices_per_node");
+  const double host = memory_of(plan("--ranks 1"));
+  const auto more = plan(fmt::format("--set launch.nproc_per_node={}", 4 * cores));
+  EXPECT_EQ(more.at("devices_per_node"), 4 * cores);
+  EXPECT_DOUBLE_EQ(memory_of(more), host / static_cast<double>(4 * cores));
+  EXPECT_DOUBLE_EQ(computation_of(more), 4 * computation_of(plan("")));
+  EXPECT_EQ(more.at("strategies").size(), 4) << "no hybrid on one host";
+  const auto two = plan("--set launch.nproc_per_node=1 --set launch.nnodes=2");
+  EXPECT_EQ(two.at("ranks"), 2);
+  EXPECT_EQ(two.at("devices_per_node"), 1);
+  EXPECT_DOUBLE_EQ(memory_of(two), host);
+  EXPECT_DOUBLE_EQ(computation_of(two), computation_of(plan("")));
+  EXPECT_EQ(plan("--set launch.nproc_per_node=4 --devices-per-node 2").at("devices_per_node"), 2);
+  EXPECT_EQ(plan("--set launch.nproc_per_node=4 --ranks 3").at("devices_per_node"), cores);
+}
+
 TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   const auto said = [](const std::string& arguments) {
     const auto out = lockstep_tool(arguments);

@@ -126,7 +126,7 @@ int PlanCommand::plan_grpo() const {
     throw ConfigError(fmt::format(
         "[plan] --grpo: model.kind {} writes no texts; it needs a transformer", config.model.kind));
   }
-  const auto machine = question_.machine();
+  const auto machine = question_.machine(config);
   const plan::GrpoOptions options = {.reference = place->second,
                                      .prompts = prompts_,
                                      .group_size = group_size_,
@@ -147,7 +147,7 @@ int PlanCommand::carry_out() const {
   }
   if (grpo_) return plan_grpo();
   const auto config = question_.config();
-  const auto machine = question_.machine();
+  const auto machine = question_.machine(config);
   plan::PlanOptions options = {.ranks = question_.ranks(config, machine)};
   if (question_.has_file()) options.configured = plan::strategy_of(config);
   if (auto narrow = config; narrow.mixed_precision.dtype == "no") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "flags.h"
 #include "lockstep/core/error.h"
@@ -11,6 +12,20 @@ namespace lockstep::tool {
 namespace {
 
 constexpr int kMost = 1'000'000'000;
+
+// The number that a file gives for `key`, of MIN:MAX the least; none where it gives none.
+std::optional<int64_t> number_in(const train::RunConfig& config, const char* key,
+                                 const std::string& text) {
+  int64_t number = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  const bool is_number = error == std::errc() && (end == last || *end == ':');
+  return is_number && config.origins.contains(key) ? std::optional(number) : std::nullopt;
+}
+
+std::optional<int64_t> ranks_of_host(const train::RunConfig& config) {
+  return number_in(config, "launch.nproc_per_node", config.launch.nproc_per_node);
+}
 
 // "784" or "3x32x32".
 std::vector<int64_t> sizes_of(const std::string& text) {
@@ -47,7 +62,8 @@ void PlanQuestion::add_flags(CLI::App& command) {
       ->type_name("NAME");
   command.add_option("--device", device_, "The device, by name: h100-sxm (this host's cores)")
       ->type_name("NAME");
-  count("--devices-per-node", per_node_, "Devices of a node (8; cores of this host)");
+  count("--devices-per-node", per_node_,
+        "Devices of a node (launch.nproc_per_node; 8; cores of this host)");
   command
       .add_option("--network", network_, "Between nodes, by name (8x400g; this host: ethernet-10g)")
       ->type_name("NAME");
@@ -69,7 +85,7 @@ void PlanQuestion::add_flags(CLI::App& command) {
   command.add_flag("--bf16", narrow_, "Compute in bfloat16");
 }
 
-plan::Machine PlanQuestion::machine() const {
+plan::Machine PlanQuestion::machine(const train::RunConfig& config) const {
   if (!machine_.empty() && !device_.empty()) {
     throw ConfigError("[plan] --machine and --device: give one of them");
   }
@@ -78,7 +94,21 @@ plan::Machine PlanQuestion::machine() const {
     machine = {.device = plan::device_named(device_), .network = plan::network_named("8x400g")};
   }
   if (!network_.empty()) machine.network = plan::network_named(network_);
-  if (per_node_ > 0) machine.devices_per_node = per_node_;
+  const auto of_host = ranks_of_host(config);
+  if (per_node_ > 0) {
+    machine.devices_per_node = per_node_;
+  } else if (of_host && ranks_ == 0) {
+    // More ranks than cores share them.
+    const bool is_estimated = machine.device.shares_memory && !machine.is_measured;
+    const double share =
+        is_estimated ? static_cast<double>(machine.devices_per_node) / static_cast<double>(*of_host)
+                     : 1;
+    for (double* const rate : {&machine.device.float_flops, &machine.device.narrow_flops,
+                               &machine.device.memory_bandwidth}) {
+      *rate *= std::min(share, 1.0);
+    }
+    machine.devices_per_node = *of_host;
+  }
   return machine;
 }
 
@@ -128,19 +158,12 @@ plan::Training PlanQuestion::training(const train::RunConfig& config) const {
 
 int64_t PlanQuestion::ranks(const train::RunConfig& config, const plan::Machine& machine) const {
   if (ranks_ > 0) return ranks_;
-  const auto number = [&](const char* key, const std::string& text, int64_t otherwise) {
-    int64_t asked = 0;
-    const char* const last = text.data() + text.size();
-    const auto [end, error] = std::from_chars(text.data(), last, asked);
-    const bool is_given = config.origins.contains(key) && error == std::errc();
-    return is_given && (end == last || *end == ':') ? asked : otherwise;
-  };
   // A run has a lane for each rank.
   const int64_t lanes = config.parallel.lanes;
   const int64_t devices =
       lanes > 0 ? std::min(lanes, machine.devices_per_node) : machine.devices_per_node;
-  return number("launch.nproc_per_node", config.launch.nproc_per_node, devices) *
-         number("launch.nnodes", config.launch.nnodes, 1);  // of MIN:MAX the least
+  return ranks_of_host(config).value_or(devices) *
+         number_in(config, "launch.nnodes", config.launch.nnodes).value_or(1);
 }
 
 }  // namespace lockstep::tool

@@ -127,7 +127,7 @@ int SimulateCommand::carry_out() const {
   using plan::percent_text;
   using plan::seconds_text;
   const auto config = question_.config();
-  const auto machine = question_.machine();
+  const auto machine = question_.machine(config);
   const auto profile = question_.profile(config);
   const auto training = question_.training(config);
   const int64_t ranks = question_.ranks(config, machine);
