@@ -117,6 +117,12 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   EXPECT_THAT(said("plan " + run_ + " --measured-step nan"), HasSubstr("--measured-step"));
   EXPECT_THAT(said("simulate " + run_ + " --work-hours inf"), HasSubstr("inf is not a time"));
   EXPECT_THAT(said("simulate " + run_ + " --save-every 1e-9"), HasSubstr("checkpoints in"));
+  // The best interval is as short.
+  for (const std::string flags :
+       {"--save-seconds 1e-12 --work-hours 1e6", "--save-seconds 1e-300", "--work-hours 1e12",
+        "--failure-hours 1e300 --work-hours 1e300 --save-seconds 1"}) {
+    EXPECT_THAT(said("simulate " + run_ + " --ranks 2 " + flags), HasSubstr("checkpoints in"));
+  }
   for (const std::string flag : {"--failure-hours", "--save-seconds", "--work-hours"}) {
     EXPECT_THAT(said("simulate " + run_ + " " + flag + " 0"), HasSubstr(flag + ": 0 is not a"));
   }
