@@ -83,6 +83,21 @@ void add_activations(Memory& out, const ModelProfile& model, const Training& tra
              static_cast<double>(1 + training.prefetched);
 }
 
+// The most that a forward pass of an evaluation holds, which keeps nothing for a backward pass: the
+// input and the result of a unit, as large as their gradients, and the batches of its loader.
+double evaluation_peak(const ModelProfile& model, const Training& training) {
+  if (!training.evaluation_batch) return 0;
+  const int64_t samples =
+      *training.evaluation_batch > 0 ? *training.evaluation_batch : training.batch;
+  const auto batch = static_cast<double>(samples);
+  double most = 0;
+  for (const auto& unit : model.units) {
+    const double piece = std::min(unit.chunked * batch, unit.piece);
+    most = std::max({most, unit.transient * batch, 2 * piece});
+  }
+  return most + model.sample_bytes * batch * static_cast<double>(1 + training.prefetched);
+}
+
 // Beside what is kept at the end, when forward works in pieces: their results are added up in what
 // is kept for all batches, which is not there yet while the first piece is worked on.
 double pieces_of(const ProfileUnit& unit, double batch) {
@@ -132,6 +147,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   const Exchange exchange = on_one_host && ranks > 1 ? Exchange::Shared : Exchange::Private;
   const auto peak = activation_peak(model, training.batch, training.recomputed);
   Memory out;
+  double last_gradients = 0;  // that an evaluation finds beside those of the busiest moment
   out.gradients = kFloat * sizes.all;
   out.optimizer = static_cast<double>(training.state_bytes) * sizes.all;
   out.parameters = kFloat * sizes.all;
@@ -150,6 +166,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
       out.gradients = gradients_in_buckets(model, training, exchange);
     } else if (training.accumulation == 1 && training.lanes == 0) {
       out.gradients = peak.growing_gradients;
+      last_gradients = kFloat * sizes.all - out.gradients;
     }
     if (training.lanes > 0) {  // further sums beside those in the buckets
       out.communication +=
@@ -178,6 +195,9 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   }
   out.parameters += kFloat * static_cast<double>(model.buffer_elements);
   add_activations(out, model, training, peak);
+  if (const double evaluated = evaluation_peak(model, training); evaluated > 0) {
+    out.working = std::max(out.working, evaluated + last_gradients - out.activations);
+  }
   if (machine.device.shares_memory) out.data += training.dataset_bytes;
   out.tensors = out.parameters + out.gradients + out.optimizer + out.gathered + out.communication +
                 out.activations + out.working + out.data;

@@ -98,6 +98,13 @@ using Change = std::function<std::string(Trained&)>;
 std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
   const Training& given = plan.training;
   std::vector<Change> changes;
+  if (given.evaluation_batch.value_or(0) > given.batch) {
+    changes.emplace_back([](Trained& trained) {
+      trained.training.evaluation_batch = 0;
+      return fmt::format("smaller batches in evaluations (training.eval_batch_size: {})",
+                         trained.training.batch);
+    });
+  }
   if (given.batch > 1) {  // halves of it until it fits, with as many samples a step
     changes.emplace_back([&](Trained& trained) {
       int64_t &batch = trained.training.batch, &accumulation = trained.training.accumulation;

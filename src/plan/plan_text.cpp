@@ -25,10 +25,13 @@ std::string heading(const Plan& plan) {
   const auto& t = plan.training;
   const auto& device = plan.machine.device;
   std::string out = fmt::format(
-      "{}: {} parameters; batch {} a {}{}, {}{}, {} bytes of optimizer state a parameter{}\n",
+      "{}: {} parameters; batch {} a {}{}{}, {}{}, {} bytes of optimizer state a parameter{}\n",
       plan.model.name, count_text(static_cast<double>(plan.model.elements())), t.batch,
       t.lanes > 0 ? fmt::format("lane of {}", t.lanes) : "rank",
       t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
+      t.evaluation_batch.value_or(0) > t.batch
+          ? fmt::format(" ({} in evaluations)", *t.evaluation_batch)
+          : "",
       t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
       t.recomputed == Recomputed::Blocks  ? ", activations recomputed"
       : t.recomputed == Recomputed::Cheap ? ", norms and activation functions recomputed"

@@ -44,6 +44,10 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
   if (machine.devices_per_node < 1) {
     refuse(fmt::format("{} devices a node: give at least 1", machine.devices_per_node));
   }
+  if (training.evaluation_batch.value_or(0) < 0) {
+    refuse(
+        fmt::format("batches of {} in evaluations: give at least 0", *training.evaluation_batch));
+  }
   if (training.batch < 1) refuse(fmt::format("a batch of {}: give at least 1", training.batch));
   if (training.accumulation < 1) {
     refuse(fmt::format("{} micro-batches: give at least 1", training.accumulation));

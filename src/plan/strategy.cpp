@@ -42,6 +42,9 @@ Training training_of(const train::RunConfig& config) {
   Training out;
   out.batch = config.training.batch_size;
   out.accumulation = config.training.gradient_accumulation_steps;
+  if (config.training.eval_strategy != "no") {
+    out.evaluation_batch = config.training.eval_batch_size;
+  }
   out.lanes = config.parallel.lanes;
   const auto& dtype = config.mixed_precision.dtype;
   if (dtype == "bf16" || dtype == "fp16") out.precision = Precision::Narrow;

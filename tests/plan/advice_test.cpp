@@ -113,6 +113,16 @@ TEST(Advice, ALargeBatchIsHalvedUntilItFits) {
   EXPECT_TRUE(plan.remedies[0].memory.fits());
 }
 
+TEST(Advice, LargeBatchesOfEvaluationsAreMadeSmaller) {
+  const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  const auto plan =
+      make_plan(tiny, {.batch = 64, .evaluation_batch = 10000000}, host(10), {.ranks = 1});
+  ASSERT_FALSE(plan.remedies.empty());
+  EXPECT_EQ(plan.remedies[0].change,
+            "smaller batches in evaluations (training.eval_batch_size: 64)");
+  EXPECT_THAT(unwrapped(plan), HasSubstr("batch 64 a rank (10000000 in evaluations), float32"));
+}
+
 TEST(Advice, OtherNumbersOfRanksThatFitAreNamedWithTheirHosts) {
   const auto model = transformer_profile(model_named("qwen3-8b"), 2048, Precision::Narrow);
   const Machine machine = {.device = device_named("a100-80gb"),

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "lockstep/plan/cost_model.h"
@@ -30,7 +31,9 @@ std::string config_of(Strategy strategy);
 
 // How a model is trained.
 struct Training {
-  int64_t batch = 1;         // samples of a rank and micro-batch
+  int64_t batch = 1;  // samples of a rank and micro-batch
+  // Samples of a rank and batch of an evaluation, 0: `batch`; without it there is none.
+  std::optional<int64_t> evaluation_batch = std::nullopt;
   int64_t accumulation = 1;  // micro-batches of a step
   int64_t lanes = 0;         // of all ranks together (docs/reproducibility.md); 0: without
   Precision precision = Precision::Float;

@@ -20,7 +20,7 @@ class PlanQuestion {
   // line gives no other number.
   plan::Machine machine(const train::RunConfig& config) const;
   plan::ModelProfile profile(const train::RunConfig& config) const;
-  plan::Training training(const train::RunConfig& config) const;
+  plan::Training training(const train::RunConfig& given) const;
   int64_t ranks(const train::RunConfig& config, const plan::Machine& machine) const;
   bool has_file() const { return !file_.empty(); }
 

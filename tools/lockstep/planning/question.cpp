@@ -147,9 +147,10 @@ plan::ModelProfile PlanQuestion::profile(const train::RunConfig& given) const {
   return plan::profile_of(config, sample);
 }
 
-plan::Training PlanQuestion::training(const train::RunConfig& config) const {
+plan::Training PlanQuestion::training(const train::RunConfig& given) const {
+  train::RunConfig config = given;
+  if (batch_ > 0) config.training.batch_size = batch_;
   plan::Training training = plan::training_of(config);
-  if (batch_ > 0) training.batch = batch_;
   if (recompute_) training.recomputed = plan::Recomputed::Blocks;
   if (narrow_) training.precision = plan::Precision::Narrow;
   training.measured_step = measured_step_;
