@@ -77,6 +77,7 @@ std::string plan_json(const Plan& plan) {
               {"batch", plan.training.batch},
               {"accumulation", plan.training.accumulation},
               {"evaluation_batch", evaluation_of(plan.training)},
+              {"feedback", name_of(plan.training.feedback)},
               {"best", plan.best ? json_of(*plan.best) : Json()},
               {"strategies", all_of(plan.strategies)},
               {"sizes", all_of(plan.sizes)},

@@ -260,6 +260,13 @@ std::string plan_text(const Plan& plan, int width) {
   if (const auto sizes = sizes_table(plan, width); !sizes.empty()) out += sizes + "\n";
   out += wrapped(advice(plan), width);
   if (const auto knee = knee_text(plan); !knee.empty()) out += wrapped(knee, width);
+  if (plan.training.feedback != Feedback::None) {
+    out += wrapped(
+        fmt::format("Memory has what the hook {} keeps and works with. Times are those of plain "
+                    "averages: what it saves in communication and takes to compute is not counted.",
+                    name_of(plan.training.feedback)),
+        width);
+  }
   if (plan.machine.device.name == "cpu" && !plan.machine.is_measured) {
     out += wrapped(
         "Times are for cores as a rule has them. `lockstep bench --to machine.json` "

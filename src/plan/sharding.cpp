@@ -86,19 +86,20 @@ int64_t lane_slots(const Training& training, int64_t ranks) {
   return levels + (training.lanes % ranks == 0 ? 0 : 1);
 }
 
-std::vector<double> bucket_sizes(const ModelProfile& model, const Training& training) {
-  std::vector<double> buckets;
-  double filled = 0;
+std::vector<BucketSize> bucket_sizes(const ModelProfile& model, const Training& training) {
+  std::vector<BucketSize> buckets;
+  BucketSize filled;
   for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
     for (auto parameter = unit->parameters.rbegin(); parameter != unit->parameters.rend();
          ++parameter) {
-      filled += kFloat * static_cast<double>(*parameter);
-      if (filled < (buckets.empty() ? kFirstBucket : training.bucket_bytes)) continue;
+      const double bytes = kFloat * static_cast<double>(*parameter);
+      filled = {filled.bytes + bytes, std::max(filled.largest, bytes)};
+      if (filled.bytes < (buckets.empty() ? kFirstBucket : training.bucket_bytes)) continue;
       buckets.push_back(filled);
-      filled = 0;
+      filled = {};
     }
   }
-  if (filled > 0) buckets.push_back(filled);
+  if (filled.bytes > 0) buckets.push_back(filled);
   return buckets;
 }
 

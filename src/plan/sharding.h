@@ -21,8 +21,14 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
 
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
 
-// Bytes of Ddp's buckets in the order in which backward fills them.
-std::vector<double> bucket_sizes(const ModelProfile& model, const Training& training);
+// One of Ddp's buckets.
+struct BucketSize {
+  double bytes = 0;
+  double largest = 0;  // bytes of the largest gradient in it
+};
+
+// Ddp's buckets in the order in which backward fills them.
+std::vector<BucketSize> bucket_sizes(const ModelProfile& model, const Training& training);
 
 // Partial sums that a rank with lanes holds, each as large as all gradients: a tree over lane
 // numbers leaves this many. Exact where the lanes are a multiple of the ranks; else at most.

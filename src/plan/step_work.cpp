@@ -59,7 +59,7 @@ void add_buckets(StepWork& work, const ModelProfile& model, const Training& trai
   const auto buckets = bucket_sizes(model, training);
   const double share = static_cast<double>(training.sent_bytes) / kFloat;
   for (size_t i = 0; i < buckets.size(); ++i) {
-    const double seconds = all_reduce_seconds(machine, ranks, share * buckets[i]);
+    const double seconds = all_reduce_seconds(machine, ranks, share * buckets[i].bytes);
     (i + 1 < buckets.size() ? work.collectives : work.exposed) += seconds;
   }
 }

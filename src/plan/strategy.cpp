@@ -20,6 +20,12 @@ std::string name_of(Strategy strategy) {
   return "";
 }
 
+std::string name_of(Feedback feedback) {
+  return feedback == Feedback::PowerSgd ? "power_sgd"
+         : feedback == Feedback::TopK   ? "top_k"
+                                        : "none";
+}
+
 std::string config_of(Strategy strategy) {
   switch (strategy) {
     case Strategy::Ddp:
@@ -62,6 +68,8 @@ Training training_of(const train::RunConfig& config) {
   out.bucket_bytes = config.parallel.bucket_cap_mb * (1 << 20);
   const auto& hook = config.parallel.hook;
   if (hook == "fp16" || hook == "bf16") out.sent_bytes = 2;
+  if (hook == "power_sgd") out.feedback = Feedback::PowerSgd;
+  if (hook == "top_k") out.feedback = Feedback::TopK;
   out.prefetched = config.data.prefetch;
   // 60,000 images to train with and 10,000 to evaluate with, 28 x 28 bytes each and a label.
   const bool is_mnist = config.data.kind == "mnist" || config.data.kind == "fashion-mnist";

@@ -24,8 +24,12 @@ enum class Strategy {
   FsdpHybrid,           // ZeRO 3 within a node
 };
 
+// Hooks of Ddp that keep residuals (lockstep/parallel/hooks.h).
+enum class Feedback { None, PowerSgd, TopK };
+
 // "Ddp", "Ddp with ZeroOptimizer", ...
 std::string name_of(Strategy strategy);
+std::string name_of(Feedback feedback);  // "none", "power_sgd", "top_k"
 // What a configuration file says for it: "parallel: {strategy: ddp, zero: true}".
 std::string config_of(Strategy strategy);
 
@@ -41,7 +45,9 @@ struct Training {
   int64_t state_bytes = 8;    // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
   int64_t average_bytes = 0;  // of averaged weights, for each parameter
   double bucket_bytes = 25 << 20;
-  int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
+  int64_t sent_bytes = 4;  // of a gradient's element on its way: a hook makes it 2
+  // Its memory is counted, and its time as that of plain averages.
+  Feedback feedback = Feedback::None;
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   // Seconds of a step on one rank, which computes all lanes, when it was measured; 0: estimate.
