@@ -157,7 +157,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   const auto divided = static_cast<double>(shard_ranks(strategy, machine, ranks));
   const bool on_one_host = machine.device.shares_memory && ranks <= machine.devices_per_node;
   const Exchange exchange = on_one_host && ranks > 1 ? Exchange::Shared : Exchange::Private;
-  const auto peak = activation_peak(model, training.batch, training.recomputed);
+  const auto peak = activation_peak(model, training.batch, under(training, strategy).recomputed);
   Memory out;
   double last_gradients = 0;  // that an evaluation finds beside those of the busiest moment
   out.gradients = kFloat * sizes.all;

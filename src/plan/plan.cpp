@@ -117,11 +117,15 @@ std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
                          accumulation);
     });
   }
-  if (given.recomputed != Recomputed::Blocks) {
+  const bool has_blocks = std::ranges::any_of(plan.model.units, &ProfileUnit::is_block);
+  if (given.recomputed != Recomputed::Blocks && has_blocks) {
     changes.emplace_back([](Trained& trained) {
       trained.training.recomputed = Recomputed::Blocks;
-      return "activations computed twice (training.activation_checkpointing: full, or "
-             "--recompute)";
+      return fmt::format("activations computed twice ({}, or --recompute)",
+                         trained.training.only_fsdp_recomputes
+                             ? "parallel.strategy: fsdp and "
+                               "parallel.fsdp.activation_checkpointing: true"
+                             : "training.activation_checkpointing: full");
     });
   }
   if (given.precision == Precision::Float && narrow != nullptr) {

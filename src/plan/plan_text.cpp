@@ -33,7 +33,8 @@ std::string heading(const Plan& plan) {
           ? fmt::format(" ({} in evaluations)", *t.evaluation_batch)
           : "",
       t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
-      t.recomputed == Recomputed::Blocks  ? ", activations recomputed"
+      t.recomputed == Recomputed::Blocks
+          ? fmt::format(", activations recomputed{}", t.only_fsdp_recomputes ? " under Fsdp" : "")
       : t.recomputed == Recomputed::Cheap ? ", norms and activation functions recomputed"
                                           : "",
       t.state_bytes, t.average_bytes > 0 ? ", and its average" : "");

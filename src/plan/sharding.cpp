@@ -32,6 +32,13 @@ bool keeps_parameters(Strategy strategy) {
   return strategy == Strategy::FsdpGradients || strategy == Strategy::FsdpHybridGradients;
 }
 
+Training under(Training training, Strategy strategy) {
+  if (training.only_fsdp_recomputes && !is_fsdp(strategy)) {
+    training.recomputed = Recomputed::Nothing;
+  }
+  return training;
+}
+
 void check_training(const Training& training, const Machine& machine, int64_t ranks,
                     const char* who) {
   const auto refuse = [who](const std::string& what) {

@@ -14,6 +14,9 @@ bool is_hybrid(Strategy strategy);
 // Parameters stay whole from a unit's forward to its backward.
 bool keeps_parameters(Strategy strategy);
 
+// With nothing recomputed where only Fsdp does it, and this is not Fsdp.
+Training under(Training training, Strategy strategy);
+
 // Throws ConfigError, in the name of `who`, for what cannot be trained: sizes below 1, more ranks
 // than are planned or than there are lanes.
 void check_training(const Training& training, const Machine& machine, int64_t ranks,

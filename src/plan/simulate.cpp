@@ -21,7 +21,7 @@ class Player {
   Player(const ModelProfile& model, const Training& training, Strategy strategy,
          const Machine& machine, int64_t ranks, const SimulationOptions& options)
       : model_(model),
-        training_(training),
+        training_(under(training, strategy)),
         strategy_(strategy),
         machine_(machine),
         all_{.count = ranks, .per_node = machine.devices_per_node},
@@ -139,7 +139,7 @@ class Player {
   }
 
   const ModelProfile& model_;
-  const Training& training_;
+  Training training_;
   Strategy strategy_;
   const Machine& machine_;
   Ranks all_, shards_;

@@ -57,9 +57,9 @@ Training training_of(const train::RunConfig& config) {
   const bool is_fsdp = config.parallel.strategy == "fsdp";
   const auto& twice = config.training.activation_checkpointing;
   if (twice == "selective") out.recomputed = Recomputed::Cheap;
-  if (twice == "full" || (is_fsdp && config.parallel.fsdp.activation_checkpointing)) {
-    out.recomputed = Recomputed::Blocks;
-  }
+  const bool fsdp_recomputes = is_fsdp && config.parallel.fsdp.activation_checkpointing;
+  if (twice == "full" || fsdp_recomputes) out.recomputed = Recomputed::Blocks;
+  out.only_fsdp_recomputes = fsdp_recomputes || config.model.kind != "transformer";
   if (config.optimizer.kind == "sgd") {
     const bool has_momentum = config.optimizer.momentum > 0 || moves_momentum(config);
     out.state_bytes = has_momentum ? 4 : 0;

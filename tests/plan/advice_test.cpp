@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/plan/plan.h"
+#include "support/folder.h"
 
 namespace lockstep::plan {
 namespace {
@@ -174,6 +177,74 @@ TEST(Advice, TheCommandAsksWhatSixteenBitsNeed) {
   ASSERT_EQ(remedies.size(), 3);
   EXPECT_THAT(remedies.at(2).at("change").get<std::string>(), HasSubstr("mixed_precision: bf16"));
   EXPECT_FALSE(remedies.at(2).at("memory_bytes").at("fits"));
+}
+
+// Every change that is advised, written into the file, is taken by `lockstep config check`.
+TEST(Advice, AFileTakesWhatIsAdvised) {
+  const test::Folder folder;
+  const std::string file = folder / "run.yaml", bench = folder / "machine.json";
+  Machine machine = host(1);
+  machine.device.reserved_bytes = 1;
+  std::ofstream(bench) << machine_json(machine);
+  const auto advised = [&](const std::string& text, const std::string& flags) {
+    std::ofstream(file) << text;
+    const auto out =
+        test::lockstep_tool(fmt::format("plan {} --machine {} --json {}", file, bench, flags));
+    EXPECT_EQ(out.status, 3) << out.said;
+    std::vector<std::string> changes;
+    const auto plan = nlohmann::json::parse(out.said);
+    for (const auto& remedy : plan.at("remedies")) {
+      changes.push_back(remedy.at("change"));
+      std::string sets;
+      const std::regex key("([a-z_.]+): ([a-z0-9]+)");
+      for (std::sregex_iterator at(changes.back().begin(), changes.back().end(), key), end;
+           at != end; ++at) {
+        sets += fmt::format(" --set {}={}", at->str(1), at->str(2));
+      }
+      EXPECT_NE(sets, "") << changes.back();
+      const auto checked = test::lockstep_tool("config check " + file + sets);
+      EXPECT_EQ(checked.status, 0) << changes.back() << ": " << checked.said;
+    }
+    return changes;
+  };
+  const auto resnet = advised(
+      "model: {kind: resnet18}\ndata: {kind: fashion-mnist}\n"
+      "training: {batch_size: 4096, eval_batch_size: 65536}\n",
+      "--ranks 2");
+  EXPECT_THAT(resnet, testing::Contains(HasSubstr("parallel.fsdp.activation_checkpointing: true")));
+  EXPECT_THAT(advised("model: {kind: resnet18}\ndata: {kind: fashion-mnist}\n"
+                      "training: {batch_size: 4096}\n",
+                      "--ranks 1"),
+              Not(testing::Contains(HasSubstr("computed twice"))));
+  EXPECT_THAT(advised("model: {kind: mlp, hidden: [9000, 9000]}\ndata: {kind: fashion-mnist}\n"
+                      "training: {batch_size: 30000}\n",
+                      "--ranks 2"),
+              Not(testing::Contains(HasSubstr("computed twice"))));
+  EXPECT_THAT(advised("model: {kind: transformer, vocabulary: 1000, layers: 12, hidden: 512, "
+                      "heads: 8}\ndata: {kind: tokens, path: nowhere, sequence_length: 256}\n"
+                      "training: {batch_size: 512, eval_strategy: \"no\"}\n",
+                      "--ranks 2"),
+              testing::Contains(HasSubstr("training.activation_checkpointing: full")));
+}
+
+// What only Fsdp recomputes is kept under Ddp.
+TEST(Advice, FsdpAloneRecomputesBlocksOfAResNet) {
+  train::RunConfig config;
+  config.model.kind = "resnet18";
+  config.parallel.strategy = "fsdp";
+  config.parallel.fsdp.activation_checkpointing = true;
+  const auto model = profile_of(config, {{3, 32, 32}, 10});
+  const auto on = [&](Strategy strategy) {
+    return memory_of(model, training_of(config), strategy, host(20), 2).activations;
+  };
+  const auto computation = [&](Strategy strategy) {
+    return work_of(model, training_of(config), strategy, host(20), 2).computation;
+  };
+  EXPECT_LT(on(Strategy::FsdpFull), 0.5 * on(Strategy::Ddp));
+  EXPECT_GT(computation(Strategy::FsdpFull), 1.2 * computation(Strategy::Ddp));
+  const auto full = on(Strategy::Ddp);
+  config.parallel.fsdp.activation_checkpointing = false;
+  EXPECT_DOUBLE_EQ(on(Strategy::Ddp), full);
 }
 
 TEST(Advice, UnknownDevicesHaveANeighbourOnlyIfThereIsOne) {

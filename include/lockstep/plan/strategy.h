@@ -42,6 +42,9 @@ struct Training {
   int64_t lanes = 0;         // of all ranks together (docs/reproducibility.md); 0: without
   Precision precision = Precision::Float;
   Recomputed recomputed = Recomputed::Nothing;
+  // Under Fsdp alone (parallel.fsdp.activation_checkpointing), as files of models other than the
+  // transformer have it.
+  bool only_fsdp_recomputes = false;
   int64_t state_bytes = 8;    // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
   int64_t average_bytes = 0;  // of averaged weights, for each parameter
   double bucket_bytes = 25 << 20;
