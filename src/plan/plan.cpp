@@ -108,13 +108,21 @@ std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
   if (given.batch > 1) {  // halves of it until it fits, with as many samples a step
     changes.emplace_back([&](Trained& trained) {
       int64_t &batch = trained.training.batch, &accumulation = trained.training.accumulation;
+      const int64_t before = batch * accumulation;
+      const bool evaluates_more = given.evaluation_batch.value_or(0) > batch;
+      if (evaluates_more) trained.training.evaluation_batch = 0;
+      for (int64_t parts = 2; batch > 1; parts *= 2) {
+        batch = (given.batch + parts - 1) / parts;
+        accumulation = given.accumulation * ((given.batch + batch - 1) / batch);
+        if (least_on(trained, plan.machine, plan.ranks).memory.fits()) break;
+      }
       const int64_t samples = batch * accumulation;
-      do {
-        batch /= 2;
-        accumulation = (samples + batch - 1) / batch;
-      } while (batch > 1 && !least_on(trained, plan.machine, plan.ranks).memory.fits());
-      return fmt::format("training.batch_size: {} and gradient_accumulation_steps: {}", batch,
-                         accumulation);
+      return fmt::format("{}training.batch_size: {} and gradient_accumulation_steps: {}{}",
+                         evaluates_more ? "training.eval_batch_size: 0, " : "", batch, accumulation,
+                         samples == before ? ""
+                                           : fmt::format(" ({} samples a rank and step instead of "
+                                                         "{})",
+                                                         samples, before));
     });
   }
   const bool has_blocks = std::ranges::any_of(plan.model.units, &ProfileUnit::is_block);

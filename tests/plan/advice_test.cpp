@@ -15,6 +15,7 @@ namespace lockstep::plan {
 namespace {
 
 using testing::AllOf;
+using testing::Contains;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
@@ -116,6 +117,27 @@ TEST(Advice, ALargeBatchIsHalvedUntilItFits) {
   EXPECT_TRUE(plan.remedies[0].memory.fits());
 }
 
+// A step has as many samples as before, or fewer more than it has micro-batches, which are named.
+TEST(Advice, AnOddBatchIsDividedIntoNearlyAsManySamples) {
+  const auto model = profile_of({.model = {.kind = "resnet18"}}, {{3, 32, 32}, 10});
+  const auto advised = [&](int64_t batch, int64_t accumulation) {
+    const auto plan =
+        make_plan(model, {.batch = batch, .accumulation = accumulation}, host(10, 1), {.ranks = 1});
+    EXPECT_FALSE(plan.remedies.empty());
+    return plan.remedies.empty() ? "" : plan.remedies[0].change;
+  };
+  EXPECT_EQ(advised(4096, 1), "training.batch_size: 2048 and gradient_accumulation_steps: 2");
+  EXPECT_EQ(advised(4095, 1),
+            "training.batch_size: 2048 and gradient_accumulation_steps: 2 (4096 samples a rank and "
+            "step instead of 4095)");
+  EXPECT_EQ(advised(4095, 3),
+            "training.batch_size: 2048 and gradient_accumulation_steps: 6 (12288 samples a rank "
+            "and step instead of 12285)");
+  EXPECT_EQ(advised(6141, 1),
+            "training.batch_size: 1536 and gradient_accumulation_steps: 4 (6144 "
+            "samples a rank and step instead of 6141)");
+}
+
 TEST(Advice, LargeBatchesOfEvaluationsAreMadeSmaller) {
   const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
   const auto plan =
@@ -183,7 +205,7 @@ TEST(Advice, TheCommandAsksWhatSixteenBitsNeed) {
 TEST(Advice, AFileTakesWhatIsAdvised) {
   const test::Folder folder;
   const std::string file = folder / "run.yaml", bench = folder / "machine.json";
-  Machine machine = host(1);
+  Machine machine = host(2);
   machine.device.reserved_bytes = 1;
   std::ofstream(bench) << machine_json(machine);
   const auto advised = [&](const std::string& text, const std::string& flags) {
@@ -207,24 +229,25 @@ TEST(Advice, AFileTakesWhatIsAdvised) {
     }
     return changes;
   };
-  const auto resnet = advised(
-      "model: {kind: resnet18}\ndata: {kind: fashion-mnist}\n"
-      "training: {batch_size: 4096, eval_batch_size: 65536}\n",
-      "--ranks 2");
-  EXPECT_THAT(resnet, testing::Contains(HasSubstr("parallel.fsdp.activation_checkpointing: true")));
-  EXPECT_THAT(advised("model: {kind: resnet18}\ndata: {kind: fashion-mnist}\n"
-                      "training: {batch_size: 4096}\n",
-                      "--ranks 1"),
-              Not(testing::Contains(HasSubstr("computed twice"))));
+  const std::string resnet = "model: {kind: resnet18}\ndata: {kind: fashion-mnist}\n";
+  EXPECT_THAT(
+      advised(resnet + "training: {batch_size: 300}\n", "--ranks 2"),
+      AllOf(Contains(HasSubstr("parallel.fsdp.activation_checkpointing: true")),
+            Contains(HasSubstr("training.batch_size: 150 and gradient_accumulation_steps: 2"))));
+  EXPECT_THAT(advised(resnet + "training: {batch_size: 600}\n", "--ranks 1"),
+              Not(Contains(HasSubstr("computed twice"))));
+  EXPECT_THAT(
+      advised(resnet + "training: {batch_size: 300, eval_batch_size: 65536}\n", "--ranks 2"),
+      Contains(HasSubstr("training.eval_batch_size: 0, training.batch_size: 150")));
   EXPECT_THAT(advised("model: {kind: mlp, hidden: [9000, 9000]}\ndata: {kind: fashion-mnist}\n"
                       "training: {batch_size: 30000}\n",
                       "--ranks 2"),
-              Not(testing::Contains(HasSubstr("computed twice"))));
+              Not(Contains(HasSubstr("computed twice"))));
   EXPECT_THAT(advised("model: {kind: transformer, vocabulary: 1000, layers: 12, hidden: 512, "
                       "heads: 8}\ndata: {kind: tokens, path: nowhere, sequence_length: 256}\n"
-                      "training: {batch_size: 512, eval_strategy: \"no\"}\n",
+                      "training: {batch_size: 8, eval_strategy: \"no\"}\n",
                       "--ranks 2"),
-              testing::Contains(HasSubstr("training.activation_checkpointing: full")));
+              Contains(HasSubstr("training.activation_checkpointing: full")));
 }
 
 // What only Fsdp recomputes is kept under Ddp.
