@@ -137,10 +137,13 @@ std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
     });
   }
   if (given.precision == Precision::Float && narrow != nullptr) {
-    changes.emplace_back([narrow](Trained& trained) {
+    // GPUs without bfloat16 compute in float16; CPUs without it take it all the same.
+    const Device& device = plan.machine.device;
+    const bool is_bf16 = device.has_bf16 || device.shares_memory;
+    changes.emplace_back([narrow, is_bf16](Trained& trained) {
       trained.model = narrow;
       trained.training.precision = Precision::Narrow;
-      return "16 bits (mixed_precision: bf16)";
+      return fmt::format("16 bits (mixed_precision: {})", is_bf16 ? "bf16" : "fp16");
     });
   }
   if (given.state_bytes > 0) {

@@ -44,6 +44,11 @@ std::string config_of(Strategy strategy) {
   return "";
 }
 
+std::string dtype_on(const Machine& machine, const train::RunConfig& config) {
+  const auto& dtype = config.mixed_precision.dtype;
+  return dtype != "auto" ? dtype : machine.device.has_bf16 ? "bf16" : "no";
+}
+
 Training training_of(const train::RunConfig& config) {
   Training out;
   out.batch = config.training.batch_size;

@@ -97,7 +97,7 @@ TEST(Advice, ABatchOfOneIsNotMadeSmaller) {
   ASSERT_EQ(plan.remedies.size(), 3);
   EXPECT_THAT(plan.remedies[0].change, HasSubstr("activations computed twice"));
   EXPECT_EQ(plan.remedies[1].change, "sgd instead of Adam (optimizer: sgd)");
-  EXPECT_EQ(plan.remedies[2].change, "16 bits (mixed_precision: bf16)");
+  EXPECT_EQ(plan.remedies[2].change, "16 bits (mixed_precision: fp16)") << "a T4 has no bfloat16";
   const Training all = {
       .precision = Precision::Narrow, .recomputed = Recomputed::Blocks, .state_bytes = 0};
   EXPECT_DOUBLE_EQ(plan.remedies[2].memory.total,
@@ -197,7 +197,7 @@ TEST(Advice, TheCommandAsksWhatSixteenBitsNeed) {
   EXPECT_EQ(out.status, 3);
   const auto remedies = nlohmann::json::parse(out.said).at("remedies");
   ASSERT_EQ(remedies.size(), 3);
-  EXPECT_THAT(remedies.at(2).at("change").get<std::string>(), HasSubstr("mixed_precision: bf16"));
+  EXPECT_THAT(remedies.at(2).at("change").get<std::string>(), HasSubstr("mixed_precision: fp16"));
   EXPECT_FALSE(remedies.at(2).at("memory_bytes").at("fits"));
 }
 

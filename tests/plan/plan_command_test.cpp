@@ -136,6 +136,23 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   }
 }
 
+// A run computes in bfloat16 where the device multiplies it, and so it is planned.
+TEST_F(PlanCommand, AutomaticPrecisionIsTheDevices) {
+  for (const std::string command : {"plan ", "simulate --ranks 2 "}) {
+    const auto on = [&](const std::string& device, const char* dtype) {
+      return lockstep_tool(command + run_ + " --json --device " + device +
+                           " --set mixed_precision=" + dtype)
+          .said;
+    };
+    EXPECT_EQ(on("h100-sxm", "auto"), on("h100-sxm", "bf16"));
+    EXPECT_NE(on("h100-sxm", "auto"), on("h100-sxm", "no"));
+    for (const std::string old : {"t4", "v100-sxm2-16gb", "v100-sxm2-32gb"}) {
+      EXPECT_EQ(on(old, "auto"), on(old, "no"));
+      EXPECT_NE(on(old, "auto"), on(old, "fp16"));
+    }
+  }
+}
+
 TEST_F(PlanCommand, NothingFitsIsAStatusOfItsOwn) {
   const auto out = lockstep_tool("plan --model qwen3-32b --device t4 --ranks 2");
   EXPECT_EQ(out.status, 3);

@@ -65,7 +65,10 @@ int64_t passes_of(const Training& training, int64_t ranks);
 // Samples of all ranks in a step.
 double samples_of(const Training& training, int64_t ranks);
 
-// What a configuration says of it.
+// What a run of the configuration computes in on the machine, where mixed_precision.dtype is auto:
+// "bf16" or "no"; else the dtype that it names.
+std::string dtype_on(const Machine& machine, const train::RunConfig& config);
+// What a configuration says of it; auto: nothing narrow (dtype_on()).
 Training training_of(const train::RunConfig& config);
 // The strategy that a configuration asks for.
 Strategy strategy_of(const train::RunConfig& config);

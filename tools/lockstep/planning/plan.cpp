@@ -146,8 +146,9 @@ int PlanCommand::carry_out() const {
     return 0;
   }
   if (grpo_) return plan_grpo();
-  const auto config = question_.config();
+  auto config = question_.config();
   const auto machine = question_.machine(config);
+  config.mixed_precision.dtype = plan::dtype_on(machine, config);
   plan::PlanOptions options = {.ranks = question_.ranks(config, machine)};
   if (question_.has_file()) options.configured = plan::strategy_of(config);
   if (auto narrow = config; narrow.mixed_precision.dtype == "no") {

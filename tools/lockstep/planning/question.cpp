@@ -82,7 +82,8 @@ void PlanQuestion::add_flags(CLI::App& command) {
       ->type_name("SECONDS")
       ->check(some_seconds(kMost));
   command.add_flag("--recompute", recompute_, "Activations of blocks are recomputed");
-  command.add_flag("--bf16", narrow_, "Compute in bfloat16");
+  command.add_flag("--bf16", narrow_,
+                   "Compute in 16 bits (bfloat16; float16 on devices without it)");
 }
 
 plan::Machine PlanQuestion::machine(const train::RunConfig& config) const {

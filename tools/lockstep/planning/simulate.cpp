@@ -125,8 +125,9 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
 int SimulateCommand::carry_out() const {
   using plan::percent_text;
   using plan::seconds_text;
-  const auto config = question_.config();
+  auto config = question_.config();
   const auto machine = question_.machine(config);
+  config.mixed_precision.dtype = plan::dtype_on(machine, config);
   const auto profile = question_.profile(config);
   const auto training = question_.training(config);
   const int64_t ranks = question_.ranks(config, machine);
