@@ -15,6 +15,8 @@
 namespace lockstep::plan {
 namespace {
 
+constexpr double kMostSpans = 1e6;  // of computation in a timeline, which take 300 MB
+
 // One step of one strategy, unit by unit.
 class Player {
  public:
@@ -175,6 +177,17 @@ Simulation simulate(const ModelProfile& model, const Training& training, Strateg
   }
   if (options.traced_ranks < 0) {
     refuse(fmt::format("{} traced ranks: give 0 or more", options.traced_ranks));
+  }
+  // A forward and a backward pass of each unit, and with them at most as many collectives.
+  const double spans = 2.0 * static_cast<double>(model.units.size()) *
+                       static_cast<double>(passes_of(training, ranks)) *
+                       static_cast<double>(std::min(ranks, options.traced_ranks)) *
+                       static_cast<double>(options.steps);
+  if (spans > kMostSpans) {
+    refuse(
+        fmt::format("a timeline of {} steps has {:.3g} spans of computation: give fewer --steps "
+                    "or --traced-ranks, for at most {:.0f}",
+                    options.steps, spans, kMostSpans));
   }
   Player player(model, training, strategy, machine, ranks, options);
   Simulation out;

@@ -60,7 +60,7 @@ TEST_F(PlanCommand, RanksAreThoseOfAllHostsOfTheFile) {
 
 // As many ranks as the file starts on a host have its memory together, and its cores.
 TEST_F(PlanCommand, HostsHaveAsManyRanksAsTheFileStarts) {
-  const auto plan = [&](const std::string& more) {
+  const auto planned = [&](const std::string& more) {
     return nlohmann::json::parse(lockstep_tool("plan " + run_ + " --json " + more).said);
   };
   const auto memory_of = [](const nlohmann::json& plan) {
@@ -69,20 +69,21 @@ TEST_F(PlanCommand, HostsHaveAsManyRanksAsTheFileStarts) {
   const auto computation_of = [](const nlohmann::json& plan) {
     return plan.at("strategies").at(0).at("step_seconds").at("computation").get<double>();
   };
-  const int64_t cores = plan("").at("devices_per_node");
-  const double host = memory_of(plan("--ranks 1"));
-  const auto more = plan(fmt::format("--set launch.nproc_per_node={}", 4 * cores));
+  const int64_t cores = planned("").at("devices_per_node");
+  const double host = memory_of(planned("--ranks 1"));
+  const auto more = planned(fmt::format("--set launch.nproc_per_node={}", 4 * cores));
   EXPECT_EQ(more.at("devices_per_node"), 4 * cores);
   EXPECT_DOUBLE_EQ(memory_of(more), host / static_cast<double>(4 * cores));
-  EXPECT_DOUBLE_EQ(computation_of(more), 4 * computation_of(plan("")));
+  EXPECT_DOUBLE_EQ(computation_of(more), 4 * computation_of(planned("")));
   EXPECT_EQ(more.at("strategies").size(), 4) << "no hybrid on one host";
-  const auto two = plan("--set launch.nproc_per_node=1 --set launch.nnodes=2");
+  const auto two = planned("--set launch.nproc_per_node=1 --set launch.nnodes=2");
   EXPECT_EQ(two.at("ranks"), 2);
   EXPECT_EQ(two.at("devices_per_node"), 1);
   EXPECT_DOUBLE_EQ(memory_of(two), host);
-  EXPECT_DOUBLE_EQ(computation_of(two), computation_of(plan("")));
-  EXPECT_EQ(plan("--set launch.nproc_per_node=4 --devices-per-node 2").at("devices_per_node"), 2);
-  EXPECT_EQ(plan("--set launch.nproc_per_node=4 --ranks 3").at("devices_per_node"), cores);
+  EXPECT_DOUBLE_EQ(computation_of(two), computation_of(planned("")));
+  EXPECT_EQ(planned("--set launch.nproc_per_node=4 --devices-per-node 2").at("devices_per_node"),
+            2);
+  EXPECT_EQ(planned("--set launch.nproc_per_node=4 --ranks 3").at("devices_per_node"), cores);
 }
 
 TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
@@ -165,6 +166,12 @@ TEST_F(PlanCommand, SimulateWritesItsTimeline) {
   EXPECT_EQ(out.status, 0) << out.said;
   EXPECT_EQ(nlohmann::json::parse(out.said).at("steps").size(), 3);
   EXPECT_TRUE(nlohmann::json::parse(std::ifstream(trace)).contains("traceEvents"));
+  // Of long runs it would not fit the memory.
+  for (const std::string flags : {"--steps 100000", "--ranks 1000000 --traced-ranks 1000000"}) {
+    const auto long_one = lockstep_tool("simulate " + run_ + " " + flags + " --trace " + trace);
+    EXPECT_EQ(long_one.status, 2) << long_one.said;
+    EXPECT_THAT(long_one.said, AllOf(HasSubstr("a timeline of"), HasSubstr("for at most 1000000")));
+  }
 }
 
 }  // namespace
