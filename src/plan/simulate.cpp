@@ -164,6 +164,11 @@ Simulation simulate(const ModelProfile& model, const Training& training, Strateg
                     const Machine& machine, int64_t ranks, const SimulationOptions& options) {
   const auto refuse = [](const std::string& what) { throw ConfigError("[simulate] " + what); };
   check_training(training, machine, ranks, "simulate");
+  if (is_hybrid(strategy) && ranks > machine.devices_per_node &&
+      ranks % machine.devices_per_node != 0) {
+    refuse(fmt::format("{} of {} ranks: give full nodes of {}, or another --strategy",
+                       name_of(strategy), ranks, machine.devices_per_node));
+  }
   if (options.steps < 1) refuse(fmt::format("{} steps: at least 1", options.steps));
   if (!(options.jitter >= 0 && options.jitter <= 1)) {
     refuse(fmt::format("a jitter of {}: 0 to 1", options.jitter));

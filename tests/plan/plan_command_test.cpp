@@ -103,6 +103,14 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
        {"--ranks", "--devices-per-node", "--batch", "--tokens", "--outputs", "--measured-step"}) {
     EXPECT_THAT(said("plan " + run_ + " " + flag + " 0"), HasSubstr(flag + ": '0': give"));
   }
+  EXPECT_THAT(said("plan " + run_ + " --tokens 9"), HasSubstr("model.kind mlp takes no texts"));
+  EXPECT_THAT(said("plan --model qwen3-0.6b --sample 3x32"), HasSubstr("does not read --sample"));
+  EXPECT_THAT(said("plan --model qwen3-0.6b --outputs 3"), HasSubstr("does not read --outputs"));
+  EXPECT_THAT(said("plan " + run_ + " --sample 4294967296x4294967296x3"), HasSubstr("at most"));
+  EXPECT_THAT(said("plan --model qwen3-4b --grpo --group-size 9007199254740993"),
+              HasSubstr("--group-size: '9007199254740993': give"));
+  EXPECT_THAT(said("simulate " + run_ + " --ranks 3 --devices-per-node 2 --strategy fsdp-hybrid"),
+              HasSubstr("give full nodes of 2"));
   EXPECT_THAT(said("plan " + run_ + " --reference none"), HasSubstr("--reference requires --grpo"));
   EXPECT_THAT(said("simulate " + run_ + " --traced-ranks 2"), HasSubstr("requires --trace"));
   EXPECT_THAT(said("simulate " + run_ + " --save-every 0"), HasSubstr("--save-every: '0': give"));
@@ -158,6 +166,16 @@ TEST_F(PlanCommand, NothingFitsIsAStatusOfItsOwn) {
   const auto out = lockstep_tool("plan --model qwen3-32b --device t4 --ranks 2");
   EXPECT_EQ(out.status, 3);
   EXPECT_THAT(out.said, HasSubstr("Nothing fits on 2 ranks"));
+}
+
+// Longer than stdout's buffer, so that writing fails before the end.
+TEST_F(PlanCommand, AFullDiskIsSaidOfLongOutputsToo) {
+  for (const std::string& command : {"plan " + run_ + " --json", std::string("config reference")}) {
+    const auto out =
+        test::shell(fmt::format("{}/bin/lockstep {} > /dev/full", LOCKSTEP_BINARY_DIR, command));
+    EXPECT_EQ(out.status, 1);
+    EXPECT_THAT(out.said, HasSubstr("] stdout cannot be written: No space left on device"));
+  }
 }
 
 TEST_F(PlanCommand, SimulateWritesItsTimeline) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/nearest.h"
+#include "flags.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/grpo_memory.h"
 #include "lockstep/train/progress_line.h"
@@ -85,7 +86,10 @@ PlanCommand::PlanCommand(CLI::App& program) {
       ->type_name("WHERE")
       ->needs(grpo);
   const auto count = [&](const char* flag, int64_t& value, const char* text) {
-    command.add_option(flag, value, text)->type_name("N")->needs(grpo);
+    command.add_option(flag, value, text)
+        ->type_name("N")
+        ->check(whole_number(1, kMostOfAFlag))
+        ->needs(grpo);
   };
   count("--prompts", prompts_, "With --grpo: prompts at a time on a device (1)");
   count("--group-size", group_size_, "With --grpo: texts of a prompt (4)");

@@ -10,6 +10,8 @@
 
 namespace lockstep::tool {
 
+constexpr int kMostOfAFlag = 1'000'000'000;
+
 // What both commands ask: which model, on what.
 class PlanQuestion {
  public:

@@ -11,8 +11,6 @@
 namespace lockstep::tool {
 namespace {
 
-constexpr int kMost = 1'000'000'000;
-
 // The number that a file gives for `key`, of MIN:MAX the least; none where it gives none.
 std::optional<int64_t> number_in(const train::RunConfig& config, const char* key,
                                  const std::string& text) {
@@ -32,12 +30,18 @@ std::vector<int64_t> sizes_of(const std::string& text) {
   std::vector<int64_t> sizes;
   const char* at = text.data();
   const char* const end = at + text.size();
+  double elements = 1;
   while (true) {
     int64_t size = 0;
     const auto [next, error] = std::from_chars(at, end, size);
     if (error != std::errc() || size < 1 || (next != end && *next != 'x')) {
       throw ConfigError(
           fmt::format("[plan] --sample {}: numbers above 0 with x between, such as 3x32x32", text));
+    }
+    elements *= static_cast<double>(size);
+    if (elements > kMostOfAFlag) {
+      throw ConfigError(
+          fmt::format("[plan] --sample {}: at most {} numbers in all", text, kMostOfAFlag));
     }
     sizes.push_back(size);
     if (next == end) return sizes;
@@ -49,7 +53,7 @@ std::vector<int64_t> sizes_of(const std::string& text) {
 
 void PlanQuestion::add_flags(CLI::App& command) {
   const auto count = [&command](const char* flag, int64_t& value, const char* text) {
-    command.add_option(flag, value, text)->type_name("N")->check(whole_number(1, kMost));
+    command.add_option(flag, value, text)->type_name("N")->check(whole_number(1, kMostOfAFlag));
   };
   command.add_option("CONFIG", file_, "The file of a run, as lockstep train takes it");
   command.add_option("--set", overrides_, "Replaces a value of the file; any number of times")
@@ -80,7 +84,7 @@ void PlanQuestion::add_flags(CLI::App& command) {
   command
       .add_option("--measured-step", measured_step_, "Seconds of a step on one rank, as measured")
       ->type_name("SECONDS")
-      ->check(some_seconds(kMost));
+      ->check(some_seconds(kMostOfAFlag));
   command.add_flag("--recompute", recompute_, "Activations of blocks are recomputed");
   command.add_flag("--bf16", narrow_,
                    "Compute in 16 bits (bfloat16; float16 on devices without it)");
@@ -137,9 +141,20 @@ train::RunConfig PlanQuestion::config() const {
 plan::ModelProfile PlanQuestion::profile(const train::RunConfig& given) const {
   train::RunConfig config = given;
   if (narrow_) config.mixed_precision.dtype = "bf16";
+  const bool has_sample = !sample_.empty();
+  if (!model_.empty() && (has_sample || outputs_ > 0)) {
+    throw ConfigError(fmt::format("[plan] --model does not read {}: give --tokens",
+                                  has_sample ? "--sample" : "--outputs"));
+  }
+  if (tokens_ > 0 && (has_sample || config.model.kind != "transformer")) {
+    throw ConfigError(fmt::format(
+        "[plan] --tokens {}: {}", tokens_,
+        has_sample ? "--sample gives the size of a sample, too: leave one out"
+                   : "model.kind " + config.model.kind + " takes no texts: give --sample"));
+  }
   if (tokens_ > 0) config.data.tokens.sequence_length = tokens_;
   plan::SampleSizes sample;
-  if (!sample_.empty()) {
+  if (has_sample) {
     sample.data = sizes_of(sample_);
   } else {
     sample = plan::sample_sizes(config);
