@@ -34,6 +34,11 @@ Device gpu(const char* name, double gigabytes, double bandwidth, double narrow, 
           .source = source};
 }
 
+Device without_bf16(Device device) {
+  device.has_bf16 = false;
+  return device;
+}
+
 template <class Known>
 const Known& named(const std::vector<Known>& all, const std::string& name, const char* what) {
   std::string lower = name;
@@ -54,9 +59,11 @@ const std::vector<Device>& known_devices() {
   // Efficiencies of A100 and H100 are those of the published runs in docs/plan.md from 3 billion
   // parameters on; the others take the nearest generation's.
   static const std::vector<Device> all = {
-      gpu("t4", 15, 300, 65, 8.1, pcie(32), 0.35, "NVIDIA T4 data sheet"),
-      gpu("v100-sxm2-16gb", 16, 900, 125, 15.7, nvlink(300), 0.4, "NVIDIA V100 data sheet"),
-      gpu("v100-sxm2-32gb", 32, 900, 125, 15.7, nvlink(300), 0.4, "NVIDIA V100 data sheet"),
+      without_bf16(gpu("t4", 15, 300, 65, 8.1, pcie(32), 0.35, "NVIDIA T4 data sheet")),
+      without_bf16(
+          gpu("v100-sxm2-16gb", 16, 900, 125, 15.7, nvlink(300), 0.4, "NVIDIA V100 data sheet")),
+      without_bf16(
+          gpu("v100-sxm2-32gb", 32, 900, 125, 15.7, nvlink(300), 0.4, "NVIDIA V100 data sheet")),
       gpu("a10", 24, 600, 125, 62.5, pcie(64), 0.45, "NVIDIA A10 data sheet"),
       gpu("a100-40gb", 40, 1555, 312, 156, nvlink(600) * 230 / 234, 0.48, "NVIDIA A100 data sheet"),
       gpu("a100-80gb", 80, 2039, 312, 156, nvlink(600) * 230 / 234, 0.48, "NVIDIA A100 data sheet"),

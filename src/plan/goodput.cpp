@@ -1,13 +1,17 @@
 #include "lockstep/plan/goodput.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "core/hash/mix.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::plan {
 namespace {
 constexpr int64_t kMostFailures = 100000;
+constexpr double kMostCheckpoints = 1e8;  // which take a second
 }  // namespace
 
 double goodput(const Reliability& reliability, double interval) {
@@ -44,6 +48,12 @@ double best_interval(const Reliability& reliability) {
 
 SimulatedRun simulate_run(const Reliability& reliability, double interval, double work,
                           uint64_t seed) {
+  if (!(work / interval <= kMostCheckpoints)) {
+    throw ConfigError(
+        fmt::format("[simulate] a checkpoint after each {} seconds: more than {:.0f} checkpoints "
+                    "in {:.6g} hours of work: give a longer --save-every, or fewer --work-hours",
+                    interval, kMostCheckpoints, work / 3600));
+  }
   SimulatedRun run;
   const double mean = reliability.failure_interval();
   uint64_t draws = 0;

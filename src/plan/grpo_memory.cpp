@@ -29,8 +29,9 @@ GrpoMemory memory_on(const ModelProfile& profile, const train::TransformerConfig
   if (options.reference == Reference::Whole) m.reference = each * all;
   m.states = m.weights + m.gradients + m.master + m.optimizer + m.reference;
   const auto prompts = static_cast<double>(options.prompts);
-  const double tokens = prompts * (static_cast<double>(options.prompt_tokens) +
-                                   static_cast<double>(options.group_size * options.new_tokens));
+  const double tokens =
+      prompts * (static_cast<double>(options.prompt_tokens) +
+                 static_cast<double>(options.group_size) * static_cast<double>(options.new_tokens));
   m.cache = tokens * cache_bytes_per_token(sizes) * each / kNarrow;
   const auto peak_of_update = activation_peak(
       profile, options.update_batch, options.recompute ? Recomputed::Blocks : Recomputed::Nothing);

@@ -11,6 +11,7 @@
 
 #include "core/files/read_file.h"
 #include "core/process/cores.h"
+#include "core/process/cpu_bf16.h"
 #include "lockstep/core/error.h"
 #include "plan/sizes.h"
 
@@ -75,10 +76,10 @@ int64_t ranks_of(const Json& json, const std::string& path) {
       kMostRanks, path));
 }
 
-// false where the file does not say it.
-bool flag_of(const Json& json, const char* key, const std::string& path) {
+// `otherwise` where the file does not say it.
+bool flag_of(const Json& json, const char* key, const std::string& path, bool otherwise) {
   const auto found = json.find(key);
-  if (found == json.end()) return false;
+  if (found == json.end()) return otherwise;
   if (found->is_boolean()) return found->get<bool>();
   throw ConfigError(
       fmt::format("[plan] {}: {} is neither true nor false: run `lockstep bench --to {}` again",
@@ -127,6 +128,7 @@ Machine this_host() {
                      .attention_bytes = 9e6,
                      .allocator_margin = 0.01,
                      .shares_memory = true,
+                     .has_bf16 = !native_bf16_cpu().empty(),
                      .source = "estimated for a core; `lockstep bench` measures"},
           .network = network_named("ethernet-10g"),
           .devices_per_node = cores,
@@ -159,7 +161,8 @@ Machine read_machine(const std::string& path) {
   device.attention_bytes = at_least_zero(json, "attention_bytes", path, device.attention_bytes);
   device.local_bandwidth = positive(json, "local_bandwidth", path);
   machine.devices_per_node = ranks_of(json, path);
-  device.shares_memory = flag_of(json, "shares_memory", path);
+  device.shares_memory = flag_of(json, "shares_memory", path, false);
+  device.has_bf16 = flag_of(json, "has_bf16", path, device.has_bf16);
   machine.all_reduce = collectives(json, "all_reduce", path);
   machine.all_gather = collectives(json, "all_gather", path);
   machine.reduce_scatter = collectives(json, "reduce_scatter", path);
@@ -180,6 +183,7 @@ std::string machine_json(const Machine& machine) {
                      {"attention_bytes", device.attention_bytes},
                      {"local_bandwidth", device.local_bandwidth},
                      {"shares_memory", device.shares_memory},
+                     {"has_bf16", device.has_bf16},
                      {"all_reduce", points_of(machine.all_reduce)},
                      {"all_gather", points_of(machine.all_gather)},
                      {"reduce_scatter", points_of(machine.reduce_scatter)}};

@@ -1,6 +1,5 @@
 // What each strategy keeps.
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "lockstep/plan/strategy.h"
@@ -33,10 +32,6 @@ Sizes sizes_of(const ModelProfile& model) {
   return out;
 }
 
-double sum_of(const std::vector<double>& all) {
-  return std::accumulate(all.begin(), all.end(), 0.0);
-}
-
 // Where ranks of one host exchange tensors in memory that they share, it comes in whole pages.
 enum class Exchange { Private, Shared };
 double exchanged(double bytes, Exchange exchange) {
@@ -46,9 +41,9 @@ double exchanged(double bytes, Exchange exchange) {
 // Ddp's gradients lie in its buckets.
 double gradients_in_buckets(const ModelProfile& model, const Training& training,
                             Exchange exchange) {
-  auto buckets = bucket_sizes(model, training);
-  for (double& bucket : buckets) bucket = exchanged(bucket, exchange);
-  return sum_of(buckets);
+  double sum = 0;
+  for (const auto& bucket : bucket_sizes(model, training)) sum += exchanged(bucket.bytes, exchange);
+  return sum;
 }
 
 // Of all ranks together, where they have one copy: a memory for each unit.
@@ -81,6 +76,38 @@ void add_activations(Memory& out, const ModelProfile& model, const Training& tra
   out.working = peak.working;
   out.data = model.sample_bytes * static_cast<double>(training.batch) *
              static_cast<double>(1 + training.prefetched);
+}
+
+// What a hook with error feedback works with at its busiest, beside the residuals that it has
+// (src/parallel/hooks).
+double feedback_peak(const ModelProfile& model, const Training& training, const Device& device) {
+  // On a CPU the largest elements are found among pairs of a value and its place.
+  const double chosen = 1 + (device.shares_memory ? (kIndex + kIndex) / kFloat : 0);
+  double next = 0, most = 0, largest = 0;
+  for (const auto& bucket : bucket_sizes(model, training)) {
+    // Of top_k: absolute values with those pairs, of one gradient at a time; then what is sent of
+    // the bucket and its next residuals, which stay until the pass has ended.
+    most = std::max({most, next + chosen * bucket.largest, next + 2 * bucket.bytes});
+    next += bucket.bytes;
+    largest = std::max(largest, bucket.largest);
+  }
+  // Of power_sgd: all gradients with their residuals, which become the next ones, and one product.
+  return training.feedback == Feedback::TopK ? most : next + largest;
+}
+
+// The most that a forward pass of an evaluation holds, which keeps nothing for a backward pass: the
+// input and the result of a unit, as large as their gradients, and the batches of its loader.
+double evaluation_peak(const ModelProfile& model, const Training& training) {
+  if (!training.evaluation_batch) return 0;
+  const int64_t samples =
+      *training.evaluation_batch > 0 ? *training.evaluation_batch : training.batch;
+  const auto batch = static_cast<double>(samples);
+  double most = 0;
+  for (const auto& unit : model.units) {
+    const double piece = std::min(unit.chunked * batch, unit.piece);
+    most = std::max({most, unit.transient * batch, 2 * piece});
+  }
+  return most + model.sample_bytes * batch * static_cast<double>(1 + training.prefetched);
 }
 
 // Beside what is kept at the end, when forward works in pieces: their results are added up in what
@@ -130,8 +157,9 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   const auto divided = static_cast<double>(shard_ranks(strategy, machine, ranks));
   const bool on_one_host = machine.device.shares_memory && ranks <= machine.devices_per_node;
   const Exchange exchange = on_one_host && ranks > 1 ? Exchange::Shared : Exchange::Private;
-  const auto peak = activation_peak(model, training.batch, training.recomputed);
+  const auto peak = activation_peak(model, training.batch, under(training, strategy).recomputed);
   Memory out;
+  double last_gradients = 0;  // that an evaluation finds beside those of the busiest moment
   out.gradients = kFloat * sizes.all;
   out.optimizer = static_cast<double>(training.state_bytes) * sizes.all;
   out.parameters = kFloat * sizes.all;
@@ -150,6 +178,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
       out.gradients = gradients_in_buckets(model, training, exchange);
     } else if (training.accumulation == 1 && training.lanes == 0) {
       out.gradients = peak.growing_gradients;
+      last_gradients = kFloat * sizes.all - out.gradients;
     }
     if (training.lanes > 0) {  // further sums beside those in the buckets
       out.communication +=
@@ -178,6 +207,15 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   }
   out.parameters += kFloat * static_cast<double>(model.buffer_elements);
   add_activations(out, model, training, peak);
+  if (training.feedback != Feedback::None && !is_fsdp(strategy)) {
+    out.communication += kFloat * sizes.all;
+    // power_sgd computes when backward has ended.
+    const double gone = training.feedback == Feedback::PowerSgd ? out.activations : 0;
+    out.working = std::max(out.working, feedback_peak(model, training, machine.device) - gone);
+  }
+  if (const double evaluated = evaluation_peak(model, training); evaluated > 0) {
+    out.working = std::max(out.working, evaluated + last_gradients - out.activations);
+  }
   if (machine.device.shares_memory) out.data += training.dataset_bytes;
   out.tensors = out.parameters + out.gradients + out.optimizer + out.gathered + out.communication +
                 out.activations + out.working + out.data;

@@ -98,30 +98,52 @@ using Change = std::function<std::string(Trained&)>;
 std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
   const Training& given = plan.training;
   std::vector<Change> changes;
+  if (given.evaluation_batch.value_or(0) > given.batch) {
+    changes.emplace_back([](Trained& trained) {
+      trained.training.evaluation_batch = 0;
+      return fmt::format("smaller batches in evaluations (training.eval_batch_size: {})",
+                         trained.training.batch);
+    });
+  }
   if (given.batch > 1) {  // halves of it until it fits, with as many samples a step
     changes.emplace_back([&](Trained& trained) {
       int64_t &batch = trained.training.batch, &accumulation = trained.training.accumulation;
+      const int64_t before = batch * accumulation;
+      const bool evaluates_more = given.evaluation_batch.value_or(0) > batch;
+      if (evaluates_more) trained.training.evaluation_batch = 0;
+      for (int64_t parts = 2; batch > 1; parts *= 2) {
+        batch = (given.batch + parts - 1) / parts;
+        accumulation = given.accumulation * ((given.batch + batch - 1) / batch);
+        if (least_on(trained, plan.machine, plan.ranks).memory.fits()) break;
+      }
       const int64_t samples = batch * accumulation;
-      do {
-        batch /= 2;
-        accumulation = (samples + batch - 1) / batch;
-      } while (batch > 1 && !least_on(trained, plan.machine, plan.ranks).memory.fits());
-      return fmt::format("training.batch_size: {} and gradient_accumulation_steps: {}", batch,
-                         accumulation);
+      return fmt::format("{}training.batch_size: {} and gradient_accumulation_steps: {}{}",
+                         evaluates_more ? "training.eval_batch_size: 0, " : "", batch, accumulation,
+                         samples == before ? ""
+                                           : fmt::format(" ({} samples a rank and step instead of "
+                                                         "{})",
+                                                         samples, before));
     });
   }
-  if (given.recomputed != Recomputed::Blocks) {
+  const bool has_blocks = std::ranges::any_of(plan.model.units, &ProfileUnit::is_block);
+  if (given.recomputed != Recomputed::Blocks && has_blocks) {
     changes.emplace_back([](Trained& trained) {
       trained.training.recomputed = Recomputed::Blocks;
-      return "activations computed twice (training.activation_checkpointing: full, or "
-             "--recompute)";
+      return fmt::format("activations computed twice ({}, or --recompute)",
+                         trained.training.only_fsdp_recomputes
+                             ? "parallel.strategy: fsdp and "
+                               "parallel.fsdp.activation_checkpointing: true"
+                             : "training.activation_checkpointing: full");
     });
   }
   if (given.precision == Precision::Float && narrow != nullptr) {
-    changes.emplace_back([narrow](Trained& trained) {
+    // GPUs without bfloat16 compute in float16; CPUs without it take it all the same.
+    const Device& device = plan.machine.device;
+    const bool is_bf16 = device.has_bf16 || device.shares_memory;
+    changes.emplace_back([narrow, is_bf16](Trained& trained) {
       trained.model = narrow;
       trained.training.precision = Precision::Narrow;
-      return "16 bits (mixed_precision: bf16)";
+      return fmt::format("16 bits (mixed_precision: {})", is_bf16 ? "bf16" : "fp16");
     });
   }
   if (given.state_bytes > 0) {

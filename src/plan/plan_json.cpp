@@ -46,6 +46,12 @@ Json all_of(const std::vector<PlanRow>& rows) {
   return out;
 }
 
+// null: there is none.
+Json evaluation_of(const Training& training) {
+  if (!training.evaluation_batch) return {};
+  return *training.evaluation_batch > 0 ? *training.evaluation_batch : training.batch;
+}
+
 Json all_of(const std::vector<Remedy>& remedies) {
   Json out = Json::array();
   for (const auto& one : remedies) {
@@ -70,6 +76,8 @@ std::string plan_json(const Plan& plan) {
               {"ranks", plan.ranks},
               {"batch", plan.training.batch},
               {"accumulation", plan.training.accumulation},
+              {"evaluation_batch", evaluation_of(plan.training)},
+              {"feedback", name_of(plan.training.feedback)},
               {"best", plan.best ? json_of(*plan.best) : Json()},
               {"strategies", all_of(plan.strategies)},
               {"sizes", all_of(plan.sizes)},

@@ -25,12 +25,16 @@ std::string heading(const Plan& plan) {
   const auto& t = plan.training;
   const auto& device = plan.machine.device;
   std::string out = fmt::format(
-      "{}: {} parameters; batch {} a {}{}, {}{}, {} bytes of optimizer state a parameter{}\n",
+      "{}: {} parameters; batch {} a {}{}{}, {}{}, {} bytes of optimizer state a parameter{}\n",
       plan.model.name, count_text(static_cast<double>(plan.model.elements())), t.batch,
       t.lanes > 0 ? fmt::format("lane of {}", t.lanes) : "rank",
       t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
+      t.evaluation_batch.value_or(0) > t.batch
+          ? fmt::format(" ({} in evaluations)", *t.evaluation_batch)
+          : "",
       t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
-      t.recomputed == Recomputed::Blocks  ? ", activations recomputed"
+      t.recomputed == Recomputed::Blocks
+          ? fmt::format(", activations recomputed{}", t.only_fsdp_recomputes ? " under Fsdp" : "")
       : t.recomputed == Recomputed::Cheap ? ", norms and activation functions recomputed"
                                           : "",
       t.state_bytes, t.average_bytes > 0 ? ", and its average" : "");
@@ -257,6 +261,13 @@ std::string plan_text(const Plan& plan, int width) {
   if (const auto sizes = sizes_table(plan, width); !sizes.empty()) out += sizes + "\n";
   out += wrapped(advice(plan), width);
   if (const auto knee = knee_text(plan); !knee.empty()) out += wrapped(knee, width);
+  if (plan.training.feedback != Feedback::None) {
+    out += wrapped(
+        fmt::format("Memory has what the hook {} keeps and works with. Times are those of plain "
+                    "averages: what it saves in communication and takes to compute is not counted.",
+                    name_of(plan.training.feedback)),
+        width);
+  }
   if (plan.machine.device.name == "cpu" && !plan.machine.is_measured) {
     out += wrapped(
         "Times are for cores as a rule has them. `lockstep bench --to machine.json` "

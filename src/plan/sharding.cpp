@@ -32,6 +32,13 @@ bool keeps_parameters(Strategy strategy) {
   return strategy == Strategy::FsdpGradients || strategy == Strategy::FsdpHybridGradients;
 }
 
+Training under(Training training, Strategy strategy) {
+  if (training.only_fsdp_recomputes && !is_fsdp(strategy)) {
+    training.recomputed = Recomputed::Nothing;
+  }
+  return training;
+}
+
 void check_training(const Training& training, const Machine& machine, int64_t ranks,
                     const char* who) {
   const auto refuse = [who](const std::string& what) {
@@ -43,6 +50,10 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
   }
   if (machine.devices_per_node < 1) {
     refuse(fmt::format("{} devices a node: give at least 1", machine.devices_per_node));
+  }
+  if (training.evaluation_batch.value_or(0) < 0) {
+    refuse(
+        fmt::format("batches of {} in evaluations: give at least 0", *training.evaluation_batch));
   }
   if (training.batch < 1) refuse(fmt::format("a batch of {}: give at least 1", training.batch));
   if (training.accumulation < 1) {
@@ -82,19 +93,20 @@ int64_t lane_slots(const Training& training, int64_t ranks) {
   return levels + (training.lanes % ranks == 0 ? 0 : 1);
 }
 
-std::vector<double> bucket_sizes(const ModelProfile& model, const Training& training) {
-  std::vector<double> buckets;
-  double filled = 0;
+std::vector<BucketSize> bucket_sizes(const ModelProfile& model, const Training& training) {
+  std::vector<BucketSize> buckets;
+  BucketSize filled;
   for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
     for (auto parameter = unit->parameters.rbegin(); parameter != unit->parameters.rend();
          ++parameter) {
-      filled += kFloat * static_cast<double>(*parameter);
-      if (filled < (buckets.empty() ? kFirstBucket : training.bucket_bytes)) continue;
+      const double bytes = kFloat * static_cast<double>(*parameter);
+      filled = {filled.bytes + bytes, std::max(filled.largest, bytes)};
+      if (filled.bytes < (buckets.empty() ? kFirstBucket : training.bucket_bytes)) continue;
       buckets.push_back(filled);
-      filled = 0;
+      filled = {};
     }
   }
-  if (filled > 0) buckets.push_back(filled);
+  if (filled.bytes > 0) buckets.push_back(filled);
   return buckets;
 }
 

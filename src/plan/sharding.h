@@ -14,6 +14,9 @@ bool is_hybrid(Strategy strategy);
 // Parameters stay whole from a unit's forward to its backward.
 bool keeps_parameters(Strategy strategy);
 
+// With nothing recomputed where only Fsdp does it, and this is not Fsdp.
+Training under(Training training, Strategy strategy);
+
 // Throws ConfigError, in the name of `who`, for what cannot be trained: sizes below 1, more ranks
 // than are planned or than there are lanes.
 void check_training(const Training& training, const Machine& machine, int64_t ranks,
@@ -21,8 +24,14 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
 
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
 
-// Bytes of Ddp's buckets in the order in which backward fills them.
-std::vector<double> bucket_sizes(const ModelProfile& model, const Training& training);
+// One of Ddp's buckets.
+struct BucketSize {
+  double bytes = 0;
+  double largest = 0;  // bytes of the largest gradient in it
+};
+
+// Ddp's buckets in the order in which backward fills them.
+std::vector<BucketSize> bucket_sizes(const ModelProfile& model, const Training& training);
 
 // Partial sums that a rank with lanes holds, each as large as all gradients: a tree over lane
 // numbers leaves this many. Exact where the lanes are a multiple of the ranks; else at most.

@@ -15,13 +15,15 @@
 namespace lockstep::plan {
 namespace {
 
+constexpr double kMostSpans = 1e6;  // of computation in a timeline, which take 300 MB
+
 // One step of one strategy, unit by unit.
 class Player {
  public:
   Player(const ModelProfile& model, const Training& training, Strategy strategy,
          const Machine& machine, int64_t ranks, const SimulationOptions& options)
       : model_(model),
-        training_(training),
+        training_(under(training, strategy)),
         strategy_(strategy),
         machine_(machine),
         all_{.count = ranks, .per_node = machine.devices_per_node},
@@ -139,7 +141,7 @@ class Player {
   }
 
   const ModelProfile& model_;
-  const Training& training_;
+  Training training_;
   Strategy strategy_;
   const Machine& machine_;
   Ranks all_, shards_;
@@ -162,6 +164,11 @@ Simulation simulate(const ModelProfile& model, const Training& training, Strateg
                     const Machine& machine, int64_t ranks, const SimulationOptions& options) {
   const auto refuse = [](const std::string& what) { throw ConfigError("[simulate] " + what); };
   check_training(training, machine, ranks, "simulate");
+  if (is_hybrid(strategy) && ranks > machine.devices_per_node &&
+      ranks % machine.devices_per_node != 0) {
+    refuse(fmt::format("{} of {} ranks: give full nodes of {}, or another --strategy",
+                       name_of(strategy), ranks, machine.devices_per_node));
+  }
   if (options.steps < 1) refuse(fmt::format("{} steps: at least 1", options.steps));
   if (!(options.jitter >= 0 && options.jitter <= 1)) {
     refuse(fmt::format("a jitter of {}: 0 to 1", options.jitter));
@@ -175,6 +182,17 @@ Simulation simulate(const ModelProfile& model, const Training& training, Strateg
   }
   if (options.traced_ranks < 0) {
     refuse(fmt::format("{} traced ranks: give 0 or more", options.traced_ranks));
+  }
+  // A forward and a backward pass of each unit, and with them at most as many collectives.
+  const double spans = 2.0 * static_cast<double>(model.units.size()) *
+                       static_cast<double>(passes_of(training, ranks)) *
+                       static_cast<double>(std::min(ranks, options.traced_ranks)) *
+                       static_cast<double>(options.steps);
+  if (spans > kMostSpans) {
+    refuse(
+        fmt::format("a timeline of {} steps has {:.3g} spans of computation: give fewer --steps "
+                    "or --traced-ranks, for at most {:.0f}",
+                    options.steps, spans, kMostSpans));
   }
   Player player(model, training, strategy, machine, ranks, options);
   Simulation out;

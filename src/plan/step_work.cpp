@@ -59,7 +59,7 @@ void add_buckets(StepWork& work, const ModelProfile& model, const Training& trai
   const auto buckets = bucket_sizes(model, training);
   const double share = static_cast<double>(training.sent_bytes) / kFloat;
   for (size_t i = 0; i < buckets.size(); ++i) {
-    const double seconds = all_reduce_seconds(machine, ranks, share * buckets[i]);
+    const double seconds = all_reduce_seconds(machine, ranks, share * buckets[i].bytes);
     (i + 1 < buckets.size() ? work.collectives : work.exposed) += seconds;
   }
 }
@@ -110,8 +110,9 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
 
 }  // namespace
 
-StepWork work_of(const ModelProfile& model, const Training& training, Strategy strategy,
+StepWork work_of(const ModelProfile& model, const Training& given, Strategy strategy,
                  const Machine& machine, int64_t count) {
+  const Training training = under(given, strategy);
   const Ranks ranks = {.count = count, .per_node = machine.devices_per_node};
   StepWork work{.nodes = ranks.nodes()};
   work.computation = computation(model, training, machine.device, passes_of(training, count));

@@ -20,6 +20,12 @@ std::string name_of(Strategy strategy) {
   return "";
 }
 
+std::string name_of(Feedback feedback) {
+  return feedback == Feedback::PowerSgd ? "power_sgd"
+         : feedback == Feedback::TopK   ? "top_k"
+                                        : "none";
+}
+
 std::string config_of(Strategy strategy) {
   switch (strategy) {
     case Strategy::Ddp:
@@ -38,19 +44,27 @@ std::string config_of(Strategy strategy) {
   return "";
 }
 
+std::string dtype_on(const Machine& machine, const train::RunConfig& config) {
+  const auto& dtype = config.mixed_precision.dtype;
+  return dtype != "auto" ? dtype : machine.device.has_bf16 ? "bf16" : "no";
+}
+
 Training training_of(const train::RunConfig& config) {
   Training out;
   out.batch = config.training.batch_size;
   out.accumulation = config.training.gradient_accumulation_steps;
+  if (config.training.eval_strategy != "no") {
+    out.evaluation_batch = config.training.eval_batch_size;
+  }
   out.lanes = config.parallel.lanes;
   const auto& dtype = config.mixed_precision.dtype;
   if (dtype == "bf16" || dtype == "fp16") out.precision = Precision::Narrow;
   const bool is_fsdp = config.parallel.strategy == "fsdp";
   const auto& twice = config.training.activation_checkpointing;
   if (twice == "selective") out.recomputed = Recomputed::Cheap;
-  if (twice == "full" || (is_fsdp && config.parallel.fsdp.activation_checkpointing)) {
-    out.recomputed = Recomputed::Blocks;
-  }
+  const bool fsdp_recomputes = is_fsdp && config.parallel.fsdp.activation_checkpointing;
+  if (twice == "full" || fsdp_recomputes) out.recomputed = Recomputed::Blocks;
+  out.only_fsdp_recomputes = fsdp_recomputes || config.model.kind != "transformer";
   if (config.optimizer.kind == "sgd") {
     const bool has_momentum = config.optimizer.momentum > 0 || moves_momentum(config);
     out.state_bytes = has_momentum ? 4 : 0;
@@ -59,6 +73,8 @@ Training training_of(const train::RunConfig& config) {
   out.bucket_bytes = config.parallel.bucket_cap_mb * (1 << 20);
   const auto& hook = config.parallel.hook;
   if (hook == "fp16" || hook == "bf16") out.sent_bytes = 2;
+  if (hook == "power_sgd") out.feedback = Feedback::PowerSgd;
+  if (hook == "top_k") out.feedback = Feedback::TopK;
   out.prefetched = config.data.prefetch;
   // 60,000 images to train with and 10,000 to evaluate with, 28 x 28 bytes each and a label.
   const bool is_mnist = config.data.kind == "mnist" || config.data.kind == "fashion-mnist";

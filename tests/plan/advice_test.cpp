@@ -3,15 +3,19 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/plan/plan.h"
+#include "support/folder.h"
 
 namespace lockstep::plan {
 namespace {
 
 using testing::AllOf;
+using testing::Contains;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
@@ -93,7 +97,7 @@ TEST(Advice, ABatchOfOneIsNotMadeSmaller) {
   ASSERT_EQ(plan.remedies.size(), 3);
   EXPECT_THAT(plan.remedies[0].change, HasSubstr("activations computed twice"));
   EXPECT_EQ(plan.remedies[1].change, "sgd instead of Adam (optimizer: sgd)");
-  EXPECT_EQ(plan.remedies[2].change, "16 bits (mixed_precision: bf16)");
+  EXPECT_EQ(plan.remedies[2].change, "16 bits (mixed_precision: fp16)") << "a T4 has no bfloat16";
   const Training all = {
       .precision = Precision::Narrow, .recomputed = Recomputed::Blocks, .state_bytes = 0};
   EXPECT_DOUBLE_EQ(plan.remedies[2].memory.total,
@@ -111,6 +115,37 @@ TEST(Advice, ALargeBatchIsHalvedUntilItFits) {
   ASSERT_FALSE(plan.remedies.empty());
   EXPECT_EQ(plan.remedies[0].change, "training.batch_size: 2 and gradient_accumulation_steps: 32");
   EXPECT_TRUE(plan.remedies[0].memory.fits());
+}
+
+// A step has as many samples as before, or fewer more than it has micro-batches, which are named.
+TEST(Advice, AnOddBatchIsDividedIntoNearlyAsManySamples) {
+  const auto model = profile_of({.model = {.kind = "resnet18"}}, {{3, 32, 32}, 10});
+  const auto advised = [&](int64_t batch, int64_t accumulation) {
+    const auto plan =
+        make_plan(model, {.batch = batch, .accumulation = accumulation}, host(10, 1), {.ranks = 1});
+    EXPECT_FALSE(plan.remedies.empty());
+    return plan.remedies.empty() ? "" : plan.remedies[0].change;
+  };
+  EXPECT_EQ(advised(4096, 1), "training.batch_size: 2048 and gradient_accumulation_steps: 2");
+  EXPECT_EQ(advised(4095, 1),
+            "training.batch_size: 2048 and gradient_accumulation_steps: 2 (4096 samples a rank and "
+            "step instead of 4095)");
+  EXPECT_EQ(advised(4095, 3),
+            "training.batch_size: 2048 and gradient_accumulation_steps: 6 (12288 samples a rank "
+            "and step instead of 12285)");
+  EXPECT_EQ(advised(6141, 1),
+            "training.batch_size: 1536 and gradient_accumulation_steps: 4 (6144 "
+            "samples a rank and step instead of 6141)");
+}
+
+TEST(Advice, LargeBatchesOfEvaluationsAreMadeSmaller) {
+  const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  const auto plan =
+      make_plan(tiny, {.batch = 64, .evaluation_batch = 10000000}, host(10), {.ranks = 1});
+  ASSERT_FALSE(plan.remedies.empty());
+  EXPECT_EQ(plan.remedies[0].change,
+            "smaller batches in evaluations (training.eval_batch_size: 64)");
+  EXPECT_THAT(unwrapped(plan), HasSubstr("batch 64 a rank (10000000 in evaluations), float32"));
 }
 
 TEST(Advice, OtherNumbersOfRanksThatFitAreNamedWithTheirHosts) {
@@ -162,8 +197,77 @@ TEST(Advice, TheCommandAsksWhatSixteenBitsNeed) {
   EXPECT_EQ(out.status, 3);
   const auto remedies = nlohmann::json::parse(out.said).at("remedies");
   ASSERT_EQ(remedies.size(), 3);
-  EXPECT_THAT(remedies.at(2).at("change").get<std::string>(), HasSubstr("mixed_precision: bf16"));
+  EXPECT_THAT(remedies.at(2).at("change").get<std::string>(), HasSubstr("mixed_precision: fp16"));
   EXPECT_FALSE(remedies.at(2).at("memory_bytes").at("fits"));
+}
+
+// Every change that is advised, written into the file, is taken by `lockstep config check`.
+TEST(Advice, AFileTakesWhatIsAdvised) {
+  const test::Folder folder;
+  const std::string file = folder / "run.yaml", bench = folder / "machine.json";
+  Machine machine = host(2);
+  machine.device.reserved_bytes = 1;
+  std::ofstream(bench) << machine_json(machine);
+  const auto advised = [&](const std::string& text, const std::string& flags) {
+    std::ofstream(file) << text;
+    const auto out =
+        test::lockstep_tool(fmt::format("plan {} --machine {} --json {}", file, bench, flags));
+    EXPECT_EQ(out.status, 3) << out.said;
+    std::vector<std::string> changes;
+    const auto plan = nlohmann::json::parse(out.said);
+    for (const auto& remedy : plan.at("remedies")) {
+      changes.push_back(remedy.at("change"));
+      std::string sets;
+      const std::regex key("([a-z_.]+): ([a-z0-9]+)");
+      for (std::sregex_iterator at(changes.back().begin(), changes.back().end(), key), end;
+           at != end; ++at) {
+        sets += fmt::format(" --set {}={}", at->str(1), at->str(2));
+      }
+      EXPECT_NE(sets, "") << changes.back();
+      const auto checked = test::lockstep_tool("config check " + file + sets);
+      EXPECT_EQ(checked.status, 0) << changes.back() << ": " << checked.said;
+    }
+    return changes;
+  };
+  const std::string resnet = "model: {kind: resnet18}\ndata: {kind: fashion-mnist}\n";
+  EXPECT_THAT(
+      advised(resnet + "training: {batch_size: 300}\n", "--ranks 2"),
+      AllOf(Contains(HasSubstr("parallel.fsdp.activation_checkpointing: true")),
+            Contains(HasSubstr("training.batch_size: 150 and gradient_accumulation_steps: 2"))));
+  EXPECT_THAT(advised(resnet + "training: {batch_size: 600}\n", "--ranks 1"),
+              Not(Contains(HasSubstr("computed twice"))));
+  EXPECT_THAT(
+      advised(resnet + "training: {batch_size: 300, eval_batch_size: 65536}\n", "--ranks 2"),
+      Contains(HasSubstr("training.eval_batch_size: 0, training.batch_size: 150")));
+  EXPECT_THAT(advised("model: {kind: mlp, hidden: [9000, 9000]}\ndata: {kind: fashion-mnist}\n"
+                      "training: {batch_size: 30000}\n",
+                      "--ranks 2"),
+              Not(Contains(HasSubstr("computed twice"))));
+  EXPECT_THAT(advised("model: {kind: transformer, vocabulary: 1000, layers: 12, hidden: 512, "
+                      "heads: 8}\ndata: {kind: tokens, path: nowhere, sequence_length: 256}\n"
+                      "training: {batch_size: 8, eval_strategy: \"no\"}\n",
+                      "--ranks 2"),
+              Contains(HasSubstr("training.activation_checkpointing: full")));
+}
+
+// What only Fsdp recomputes is kept under Ddp.
+TEST(Advice, FsdpAloneRecomputesBlocksOfAResNet) {
+  train::RunConfig config;
+  config.model.kind = "resnet18";
+  config.parallel.strategy = "fsdp";
+  config.parallel.fsdp.activation_checkpointing = true;
+  const auto model = profile_of(config, {{3, 32, 32}, 10});
+  const auto on = [&](Strategy strategy) {
+    return memory_of(model, training_of(config), strategy, host(20), 2).activations;
+  };
+  const auto computation = [&](Strategy strategy) {
+    return work_of(model, training_of(config), strategy, host(20), 2).computation;
+  };
+  EXPECT_LT(on(Strategy::FsdpFull), 0.5 * on(Strategy::Ddp));
+  EXPECT_GT(computation(Strategy::FsdpFull), 1.2 * computation(Strategy::Ddp));
+  const auto full = on(Strategy::Ddp);
+  config.parallel.fsdp.activation_checkpointing = false;
+  EXPECT_DOUBLE_EQ(on(Strategy::Ddp), full);
 }
 
 TEST(Advice, UnknownDevicesHaveANeighbourOnlyIfThereIsOne) {

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep::plan {
 namespace {
 
@@ -55,6 +57,11 @@ TEST(Goodput, AJobThatNeverGetsThroughASegmentGivesUp) {
   EXPECT_EQ(run.failures, 100000);
   EXPECT_EQ(goodput(hopeless, 1000), 0);
   EXPECT_EQ(simulate_run(job(64), 1000, 2500, 1).done, 2500);
+}
+
+TEST(Goodput, MoreCheckpointsThanCanBeSimulatedAreRefused) {
+  EXPECT_THROW(simulate_run(job(2), 3.5e-5, 3600, 1), ConfigError);
+  EXPECT_THROW(simulate_run(job(2), 0, 3600, 1), ConfigError);
 }
 
 }  // namespace

@@ -24,21 +24,25 @@ TEST(MachineFile, IsReadBack) {
   machine.all_reduce = {{1024, 1e-5}, {1 << 20, 1e-4}};
   machine.all_gather = {{1024, 7e-6}};
   machine.device.convolution_bytes = 14e6;
+  machine.device.has_bf16 = !machine.device.has_bf16;
   const auto path = folder / "machine.json";
   std::ofstream(path) << machine_json(machine);
   const auto read = read_machine(path);
   EXPECT_TRUE(read.is_measured);
   EXPECT_EQ(read.devices_per_node, 2);
   EXPECT_DOUBLE_EQ(read.device.convolution_bytes, 14e6);
+  EXPECT_EQ(read.device.has_bf16, machine.device.has_bf16);
   EXPECT_EQ(read.all_reduce.size(), 2);
   const Ranks two = {.count = 2, .per_node = 2};
   EXPECT_DOUBLE_EQ(all_gather_seconds(read, two, 1024), 7e-6);
   EXPECT_DOUBLE_EQ(reduce_scatter_seconds(read, two, 1024), 5e-6);  // half of the all_reduce
   auto json = nlohmann::json::parse(machine_json(machine));
   json.erase("convolution_bytes");  // as files of earlier versions
+  json.erase("has_bf16");
   std::ofstream(path) << json.dump();
   EXPECT_DOUBLE_EQ(read_machine(path).device.convolution_bytes,
                    this_host().device.convolution_bytes);
+  EXPECT_EQ(read_machine(path).device.has_bf16, this_host().device.has_bf16);
   json["convolution_bytes"] = -1;
   std::ofstream(path) << json.dump();
   EXPECT_THROW(read_machine(path), ConfigError);

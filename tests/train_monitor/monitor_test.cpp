@@ -199,10 +199,11 @@ TEST_F(Monitor, WithFiguresOfItsOwnRankZeroAloneReportsNothing) {
     RunMonitor monitor(world,
                        {.directory = folder_.path(), .every_steps = 2, .warnings = kUntimed});
     for (int step = 1; step <= 3; ++step) monitor.step({.loss = 1.0 + world.rank(), .samples = 1});
-    if (world.rank() == 0) monitor.finish();
+    if (world.rank() == 0) monitor.fail("rank 1 is gone");
     monitor.report_rest();  // too late, and no rank waits for another
   });
   EXPECT_EQ(reported(folder_.path()), (Reported{{2, 2}}));
+  EXPECT_EQ(read_run(folder_.path()).end->step, 3);
 }
 
 TEST_F(Monitor, FiguresOfAllRanksCountOnce) {

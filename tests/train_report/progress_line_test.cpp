@@ -15,6 +15,7 @@
 namespace lockstep::train {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -212,12 +213,49 @@ TEST(RunScreen, OfManyRanksTheSlowestFitTheScreen) {
   const std::string screen = run_screen(run, {.width = 80}, 20);
   EXPECT_LE(std::count(screen.begin(), screen.end(), '\n'), 20);
   EXPECT_THAT(screen, HasSubstr("\n150 "));
-  EXPECT_THAT(screen, HasSubstr("(190 more ranks are faster)"));
+  EXPECT_THAT(screen, HasSubstr("(185 more ranks are faster)"));
   RunHistory few;
-  few.add(RunStart{.ranks = 11}, 1);
-  wide.ranks.resize(11);
+  few.add(RunStart{.ranks = 16}, 1);
+  wide.ranks.resize(16);
   few.add(wide, 2);
-  EXPECT_THAT(run_screen(few, {.width = 80}, 20), HasSubstr("(1 more rank is faster)"));
+  EXPECT_THAT(run_screen(few, {.width = 80}, 20),
+              AllOf(HasSubstr("\n15 "), Not(HasSubstr("faster"))));
+}
+
+// Whatever else is shown: no line is so long that the terminal breaks it, and none scrolls.
+TEST(RunScreen, FitsTheScreen) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 20, .name = std::string(200, 'n')}, 1);
+  StepReport report = a_step();
+  report.ranks.assign(20, {.step_seconds = 0.02, .communication_seconds = 0.01});
+  report.ranks[15].communication_seconds = 0;
+  report.loss = report.mean_loss = 0.25;
+  for (report.step = 1; report.step <= 9; ++report.step) run.add(report, 2);
+  run.add(Event{.kind = "warning", .step = 9, .text = "rank 15 works long. Look at its host"}, 2);
+  for (const int width : {20, 39, 40, 41, 54, 55, 60, 80, 200}) {
+    for (const int most : {5, 12, 24}) {
+      const std::string screen = run_screen(run, {.width = width}, most, 1000);
+      EXPECT_LE(std::count(screen.begin(), screen.end(), '\n'), most) << screen;
+      std::istringstream lines(screen);
+      for (std::string line; std::getline(lines, line);) {
+        const auto columns =
+            std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; });
+        EXPECT_LT(columns, width) << line;
+      }
+      if (most == 24) {
+        EXPECT_THAT(screen, AllOf(HasSubstr("\n15 "), HasSubstr("last warning")));
+        EXPECT_EQ(screen.find('[') != std::string::npos, width >= 55) << screen;
+      }
+    }
+  }
+  // Colours take no column, and a long name leaves room for how the run ended.
+  const auto lines_of = [&](const TextStyle& style) {
+    const std::string screen = run_screen(run, style, 24, 1000);
+    return std::count(screen.begin(), screen.end(), '\n');
+  };
+  EXPECT_EQ(lines_of({.width = 40, .color = true}), lines_of({.width = 40}));
+  run.add(RunEnd{.step = 9, .failed = true}, 2);
+  EXPECT_THAT(run_screen(run, {.width = 40}, 24, 1000), HasSubstr("nnn  failed\n"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "checkpoints/checkpoint_flags.h"
@@ -80,16 +81,20 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
 // The status that says that something went wrong: diff's 1 means that there are differences.
 int failure_of(const std::string& command) { return command == "diff" ? 2 : 1; }
 
+int complain_of_output(const std::string& command, int error, int exit_code) {
+  return complain(fmt::format("[{}] stdout cannot be written: {}: make room, or redirect it to "
+                              "another place",
+                              command.empty() || command.starts_with('-') ? "help" : command,
+                              std::strerror(error)),
+                  exit_code);
+}
+
 // What was printed may still be on its way: on a full disk it is lost only now. What `train` and
 // `sweep` have done is in their files.
 int with_output(const std::string& command, int exit_code) {
   if (command == "train" || command == "sweep") return exit_code;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
-  return complain(fmt::format("[{}] stdout cannot be written: {}: make room, or redirect it to "
-                              "another place",
-                              command.empty() || command.starts_with('-') ? "help" : command,
-                              std::strerror(errno)),
-                  exit_code == 0 ? failure_of(command) : exit_code);
+  return complain_of_output(command, errno, exit_code == 0 ? failure_of(command) : exit_code);
 }
 
 int run(std::vector<std::string> words) {
@@ -178,6 +183,11 @@ int main(int argc, char** argv) try {
   return complain(error.what(), error.exit_code());
 } catch (const ConfigError& error) {
   return complain(error.what() + source_of(error.what(), {argv + 1, argv + argc}), kWrongUsage);
+} catch (const std::system_error& error) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  if (std::ferror(stdout) == 0) return complain(error.what(), failure_of(command));
+  // Of a text that is longer than stdout's buffer.
+  return complain_of_output(command, error.code().value(), failure_of(command));
 } catch (const std::exception& error) {
   return complain(error.what(), failure_of(argc > 1 ? argv[1] : ""));
 }

@@ -39,7 +39,7 @@ struct SimulatedRun {
 };
 
 // Simulates a run; the same seed gives the same numbers. Gives up, with goodput 0 and `done` below
-// `work`, at the 100,000th failure.
+// `work`, at the 100,000th failure. Throws ConfigError for more than 100,000,000 checkpoints.
 SimulatedRun simulate_run(const Reliability& reliability, double interval, double work,
                           uint64_t seed);
 

@@ -21,6 +21,7 @@ struct Device {
   double attention_bytes = 0;      // beside that, of one that computes attention
   double allocator_margin = 0.06;  // share of tensors' memory that the allocator loses
   bool shares_memory = false;      // ranks of one host have one memory (CPUs)
+  bool has_bf16 = true;            // multiplies bfloat16; else narrow_flops are float16's
   std::string source;              // where the figures are from
 };
 

@@ -35,8 +35,9 @@ struct Simulation {
 };
 
 // Simulates steps; the same seed gives the same result. Throws ConfigError for what make_plan()
-// refuses, no step, jitter outside of 0 to 1, more slow ranks than there are and a factor of theirs
-// below 1 or infinite.
+// refuses, a hybrid strategy on nodes that are not full, no step, jitter outside of 0 to 1, more
+// slow ranks than there are and a factor of theirs below 1 or infinite, and a timeline with more
+// than 1,000,000 spans of computation.
 Simulation simulate(const ModelProfile& model, const Training& training, Strategy strategy,
                     const Machine& machine, int64_t ranks, const SimulationOptions& options = {});
 

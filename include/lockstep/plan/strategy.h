@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "lockstep/plan/cost_model.h"
@@ -23,22 +24,33 @@ enum class Strategy {
   FsdpHybrid,           // ZeRO 3 within a node
 };
 
+// Hooks of Ddp that keep residuals (lockstep/parallel/hooks.h).
+enum class Feedback { None, PowerSgd, TopK };
+
 // "Ddp", "Ddp with ZeroOptimizer", ...
 std::string name_of(Strategy strategy);
+std::string name_of(Feedback feedback);  // "none", "power_sgd", "top_k"
 // What a configuration file says for it: "parallel: {strategy: ddp, zero: true}".
 std::string config_of(Strategy strategy);
 
 // How a model is trained.
 struct Training {
-  int64_t batch = 1;         // samples of a rank and micro-batch
+  int64_t batch = 1;  // samples of a rank and micro-batch
+  // Samples of a rank and batch of an evaluation, 0: `batch`; without it there is none.
+  std::optional<int64_t> evaluation_batch = std::nullopt;
   int64_t accumulation = 1;  // micro-batches of a step
   int64_t lanes = 0;         // of all ranks together (docs/reproducibility.md); 0: without
   Precision precision = Precision::Float;
   Recomputed recomputed = Recomputed::Nothing;
+  // Under Fsdp alone (parallel.fsdp.activation_checkpointing), as files of models other than the
+  // transformer have it.
+  bool only_fsdp_recomputes = false;
   int64_t state_bytes = 8;    // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
   int64_t average_bytes = 0;  // of averaged weights, for each parameter
   double bucket_bytes = 25 << 20;
-  int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
+  int64_t sent_bytes = 4;  // of a gradient's element on its way: a hook makes it 2
+  // Its memory is counted, and its time as that of plain averages.
+  Feedback feedback = Feedback::None;
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   // Seconds of a step on one rank, which computes all lanes, when it was measured; 0: estimate.
@@ -53,7 +65,10 @@ int64_t passes_of(const Training& training, int64_t ranks);
 // Samples of all ranks in a step.
 double samples_of(const Training& training, int64_t ranks);
 
-// What a configuration says of it.
+// What a run of the configuration computes in on the machine, where mixed_precision.dtype is auto:
+// "bf16" or "no"; else the dtype that it names.
+std::string dtype_on(const Machine& machine, const train::RunConfig& config);
+// What a configuration says of it; auto: nothing narrow (dtype_on()).
 Training training_of(const train::RunConfig& config);
 // The strategy that a configuration asks for.
 Strategy strategy_of(const train::RunConfig& config);

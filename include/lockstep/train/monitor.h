@@ -118,9 +118,10 @@ class RunMonitor {
   // Something happened: "save", "preemption", or a kind of the program's own.
   void event(std::string_view kind, std::string_view text = {});
   // The run has ended; nothing is reported afterwards. Of steps that report_rest() has not reported
-  // it writes what rank 0 knows by itself: without figures of other ranks, and with the loss and
-  // the samples only where these are of all ranks. The destructor calls it, too, with "left by an
-  // exception" during one and "finished" otherwise.
+  // it writes what rank 0 knows by itself, without figures of other ranks, where the last step's
+  // figures are of all ranks (StepFigures::is_of_all_ranks, or one rank); else nothing, since the
+  // samples and the loss of the others are not known. The destructor calls it, too, with "left by
+  // an exception" during one and "finished" otherwise.
   void finish(std::string_view outcome = "finished");
   // It ends with an error.
   void fail(std::string_view what);

@@ -4,30 +4,14 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#if defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
-
 #include <algorithm>
 
 #include "comm/transport.h"
+#include "core/process/cpu_bf16.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
 namespace {
-
-// What multiplies bfloat16; empty when nothing does.
-std::string native_bf16_cpu() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("amx-bf16")) return "AMX";
-  if (__builtin_cpu_supports("avx512bf16")) return "AVX512_BF16";
-#elif defined(__aarch64__)
-  constexpr unsigned long kHwcap2Bf16 = 1UL << 14;  // HWCAP2_BF16 of the Linux kernel
-  if (getauxval(AT_HWCAP2) & kHwcap2Bf16) return "Arm BF16";
-#endif
-  return {};
-}
 
 // The major number of a GPU's compute capability, asked of the driver: libtorch's CUDA part may not
 // be loaded. 0 when there is no such GPU.

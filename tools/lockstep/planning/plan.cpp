@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/nearest.h"
+#include "flags.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/grpo_memory.h"
 #include "lockstep/train/progress_line.h"
@@ -85,7 +86,10 @@ PlanCommand::PlanCommand(CLI::App& program) {
       ->type_name("WHERE")
       ->needs(grpo);
   const auto count = [&](const char* flag, int64_t& value, const char* text) {
-    command.add_option(flag, value, text)->type_name("N")->needs(grpo);
+    command.add_option(flag, value, text)
+        ->type_name("N")
+        ->check(whole_number(1, kMostOfAFlag))
+        ->needs(grpo);
   };
   count("--prompts", prompts_, "With --grpo: prompts at a time on a device (1)");
   count("--group-size", group_size_, "With --grpo: texts of a prompt (4)");
@@ -126,7 +130,7 @@ int PlanCommand::plan_grpo() const {
     throw ConfigError(fmt::format(
         "[plan] --grpo: model.kind {} writes no texts; it needs a transformer", config.model.kind));
   }
-  const auto machine = question_.machine();
+  const auto machine = question_.machine(config);
   const plan::GrpoOptions options = {.reference = place->second,
                                      .prompts = prompts_,
                                      .group_size = group_size_,
@@ -146,8 +150,9 @@ int PlanCommand::carry_out() const {
     return 0;
   }
   if (grpo_) return plan_grpo();
-  const auto config = question_.config();
-  const auto machine = question_.machine();
+  auto config = question_.config();
+  const auto machine = question_.machine(config);
+  config.mixed_precision.dtype = plan::dtype_on(machine, config);
   plan::PlanOptions options = {.ranks = question_.ranks(config, machine)};
   if (question_.has_file()) options.configured = plan::strategy_of(config);
   if (auto narrow = config; narrow.mixed_precision.dtype == "no") {

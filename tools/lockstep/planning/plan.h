@@ -10,15 +10,19 @@
 
 namespace lockstep::tool {
 
+constexpr int kMostOfAFlag = 1'000'000'000;
+
 // What both commands ask: which model, on what.
 class PlanQuestion {
  public:
   void add_flags(CLI::App& command);
   // Of the command line. Throws ConfigError for what is missing or contradicts itself.
-  plan::Machine machine() const;
   train::RunConfig config() const;
+  // Its nodes have as many devices as a run of `config` starts ranks on a host, where the command
+  // line gives no other number.
+  plan::Machine machine(const train::RunConfig& config) const;
   plan::ModelProfile profile(const train::RunConfig& config) const;
-  plan::Training training(const train::RunConfig& config) const;
+  plan::Training training(const train::RunConfig& given) const;
   int64_t ranks(const train::RunConfig& config, const plan::Machine& machine) const;
   bool has_file() const { return !file_.empty(); }
 

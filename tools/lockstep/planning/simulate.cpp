@@ -24,7 +24,6 @@ namespace lockstep::tool {
 namespace {
 
 constexpr int kMostSteps = 1'000'000;
-constexpr double kMostCheckpoints = 1e8;  // which take a second
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -126,8 +125,9 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
 int SimulateCommand::carry_out() const {
   using plan::percent_text;
   using plan::seconds_text;
-  const auto config = question_.config();
-  const auto machine = question_.machine();
+  auto config = question_.config();
+  const auto machine = question_.machine(config);
+  config.mixed_precision.dtype = plan::dtype_on(machine, config);
   const auto profile = question_.profile(config);
   const auto training = question_.training(config);
   const int64_t ranks = question_.ranks(config, machine);
@@ -143,11 +143,16 @@ int SimulateCommand::carry_out() const {
   if (!std::isfinite(restart_) || restart_ < 0) {
     refuse("--restart-seconds", restart_, "of at least 0");
   }
-  if (interval_ > 0 && work_hours_ * 3600 / interval_ > kMostCheckpoints) {
-    throw ConfigError(
-        fmt::format("[simulate] --save-every {}: more than {:.0f} checkpoints in --work-hours {}",
-                    interval_, kMostCheckpoints, work_hours_));
-  }
+  // Before any step is played: its errors are about the command line.
+  RunTable table{.reliability = {.ranks = ranks,
+                                 .rank_failure_interval = failure_hours_ * 3600,
+                                 .save = save_,
+                                 .restart = restart_}};
+  table.best = plan::best_interval(table.reliability);
+  table.young = plan::young_interval(table.reliability);
+  table.daly = plan::daly_interval(table.reliability);
+  table.chosen = interval_ > 0 ? interval_ : table.best;
+  table.run = plan::simulate_run(table.reliability, table.chosen, work_hours_ * 3600, seed_);
   plan::Strategy strategy = plan::Strategy::Ddp;
   if (!strategy_.empty()) {
     strategy = strategy_named(strategy_);
@@ -173,15 +178,6 @@ int SimulateCommand::carry_out() const {
                               trace_, std::strerror(error)));
     }
   }
-  RunTable table{.reliability = {.ranks = ranks,
-                                 .rank_failure_interval = failure_hours_ * 3600,
-                                 .save = save_,
-                                 .restart = restart_}};
-  table.best = plan::best_interval(table.reliability);
-  table.young = plan::young_interval(table.reliability);
-  table.daly = plan::daly_interval(table.reliability);
-  table.chosen = interval_ > 0 ? interval_ : table.best;
-  table.run = plan::simulate_run(table.reliability, table.chosen, work_hours_ * 3600, seed_);
   const double mean = std::accumulate(out.steps.begin(), out.steps.end(), 0.0) /
                       static_cast<double>(out.steps.size());
   if (json_) {

@@ -58,7 +58,7 @@ int TopCommand::carry_out() const {
   }
   while (true) {
     reader.poll(run);
-    const int lines = terminal_lines();
+    const int lines = terminal_lines() - 1;  // the cursor is on the last one
     const std::string screen = train::run_screen(run, train::TextStyle::of_file(STDOUT_FILENO),
                                                  lines, seconds_since_1970());
     // From the top left corner, and without what is below: the screen does not flicker.

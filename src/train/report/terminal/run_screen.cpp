@@ -78,11 +78,85 @@ std::string silence(const RunHistory& run, double now) {
       long_time(age), before);
 }
 
+// The line without what is beyond the last column but one; commands for colours stay.
+std::string fitted(const std::string& line, size_t width) {
+  std::string all;
+  size_t columns = 0;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '\x1b') {
+      const size_t end = std::min(line.find('m', i), line.size() - 1);
+      all += line.substr(i, end + 1 - i);
+      i = end;
+      continue;
+    }
+    const bool continues = (static_cast<unsigned char>(line[i]) & 0xc0) == 0x80;  // UTF-8
+    if (!continues) ++columns;
+    if (columns < width) all += line[i];
+  }
+  return all;
+}
+
+int rows_of(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
+
+// A table of the slowest ranks, in at most `most_rows` rows, but of one rank at least.
+std::string rank_table(const StepReport& last, const TextStyle& style, int width, int most_rows) {
+  constexpr int kWithMemory = 41, kWithBar = 55, kOther = 50;  // columns; the last one stays empty
+  const auto line_of = [width](const std::string& figures, const std::string& memory,
+                               const std::string& parts) {
+    return figures + (width >= kWithMemory ? fmt::format("{:>11}", memory) : "") +
+           (width >= kWithBar ? "  " + parts : "");
+  };
+  const auto room = static_cast<size_t>(std::clamp(width - kOther, 10, 60));
+  const std::string head = line_of(fmt::format("{:<10}{:>11}{:>8}", "rank", "works", "times"),
+                                   "memory", "#compute =communication data saving");
+  std::string table =
+      "\n" + colored(fitted(head, static_cast<size_t>(width)), Color::Dim, style) + "\n";
+  std::vector<double> working;
+  for (const auto& rank : last.ranks) working.push_back(rank.working_seconds());
+  std::vector<size_t> order(working.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  if (std::ssize(order) > most_rows - 2) {  // and a line about the others
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return working[a] > working[b]; });
+    order.resize(std::min(order.size(), static_cast<size_t>(std::max(1, most_rows - 3))));
+  }
+  for (const size_t i : order) {
+    const double others = working.size() > 1 ? median_without(working, i) : 0;
+    const double times = others > 0 ? working[i] / others : 1;
+    const std::string line =
+        line_of(fmt::format("{:<10}{:>11}{:>7.2f}x", i, short_time(working[i]), times),
+                memory_text(static_cast<double>(last.ranks[i].memory_bytes)),
+                fmt::format("[{}]", bar(last.ranks[i], room)));
+    table += (times > 1.25 ? colored(line, Color::Yellow, style) : line) + "\n";
+  }
+  const auto more = static_cast<int64_t>(working.size() - order.size());
+  if (more > 0) table += fmt::format("({} more ranks are faster)\n", with_commas(more));
+  return table;
+}
+
+// What was last warned of.
+std::string warning_lines(const RunHistory& run, const TextStyle& style, int width) {
+  const Event* warning = nullptr;
+  for (const Event& event : run.events) {
+    if (event.kind == "warning" || event.kind == "fault" || event.kind == "restart")
+      warning = &event;
+  }
+  if (warning == nullptr) return "";
+  const std::string head = fmt::format("last {} (step {}):", printable(kind_text(warning->kind)),
+                                       with_commas(warning->step));
+  const std::string text =
+      wrapped(head + " " + printable(shortened(warning->text, kLongText)), width, 4);
+  const size_t end = text.starts_with(head) ? head.size() : 0;
+  return "\n" + colored(text.substr(0, end), Color::Yellow, style) + text.substr(end) + "\n";
+}
+
 }  // namespace
 
 std::string run_screen(const RunHistory& run, const TextStyle& style, int most_lines, double now) {
-  std::vector<std::string> lines;
   const int width = style.width > 0 ? style.width : 100;
+  std::string screen;
   const std::string name = run.starts.empty() ? "" : run.starts.back().name;
   std::string first = printable(label_of(run));
   if (!name.empty() && name != first) first += ": " + printable(name);
@@ -91,72 +165,36 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
   if (run.end && !run.end->failed && !run.end->outcome.empty() && run.end->outcome != "finished") {
     state += ": " + printable(shortened(run.end->outcome, kLongText));
   }
-  lines.push_back(colored(first, Color::Bold, style) +
-                  colored(state, run.end && run.end->failed ? Color::Red : Color::Green, style));
+  const auto columns = static_cast<size_t>(width);
+  if (style.width > 0) first = fitted(first, columns - std::min(state.size(), columns / 2));
+  screen += colored(first, Color::Bold, style) +
+            colored(state, run.end && run.end->failed ? Color::Red : Color::Green, style) + "\n";
   if (const std::string text = silence(run, now); !text.empty()) {
-    lines.push_back(colored(wrapped(text, width, 4), Color::Yellow, style));
+    screen += colored(wrapped(text, width, 4), Color::Yellow, style) + "\n";
   }
+  const std::string warning = warning_lines(run, style, width);
   if (!run.last) {
-    lines.emplace_back("no report yet");
+    screen += "no report yet\n";
   } else {
     const StepReport& last = *run.last;
     // Of a run that has ended nothing is left.
     const int64_t total = run.starts.empty() || run.end ? 0 : run.starts.back().total_steps;
-    lines.push_back(
-        progress_line(last, {.steps = total, .step_seconds = step_seconds(run)}, style));
+    screen +=
+        progress_line(last, {.steps = total, .step_seconds = step_seconds(run)}, style) + "\n";
     const std::string curve = sparkline(run.loss, static_cast<size_t>(std::max(10, width - 8)));
-    if (!curve.empty()) lines.push_back("loss  " + curve);
+    if (!curve.empty()) screen += "loss  " + curve + "\n";
     if (!last.ranks.empty()) {
-      // Name, figures and frame leave this many columns to the bar.
-      const size_t room = static_cast<size_t>(std::clamp(width - 50, 10, 60));
-      lines.emplace_back();
-      lines.push_back(colored(fmt::format("{:<10}{:>11}{:>8}{:>11}  {}", "rank", "works", "times",
-                                          "memory", "#compute =communication data saving"),
-                              Color::Dim, style)
-                          .substr(0, static_cast<size_t>(width) + (style.color ? 8 : 0)));
-      std::vector<double> working;
-      for (const auto& rank : last.ranks) working.push_back(rank.working_seconds());
-      std::vector<size_t> order(working.size());
-      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-      const size_t shown =
-          std::min<size_t>(order.size(), static_cast<size_t>(std::max(1, most_lines - 10)));
-      if (shown < order.size()) {
-        std::stable_sort(order.begin(), order.end(),
-                         [&](size_t a, size_t b) { return working[a] > working[b]; });
-        order.resize(shown);
-      }
-      for (const size_t i : order) {
-        const double others = working.size() > 1 ? median_without(working, i) : 0;
-        const double times = others > 0 ? working[i] / others : 1;
-        const std::string line = fmt::format(
-            "{:<10}{:>11}{:>7.2f}x{:>11}  [{}]", i, short_time(working[i]), times,
-            memory_text(static_cast<double>(last.ranks[i].memory_bytes)), bar(last.ranks[i], room));
-        lines.push_back(times > 1.25 ? colored(line, Color::Yellow, style) : line);
-      }
-      if (shown < working.size())
-        lines.push_back(
-            working.size() - shown == 1
-                ? "(1 more rank is faster)"
-                : fmt::format("({} more ranks are faster)",
-                              with_commas(static_cast<int64_t>(working.size() - shown))));
+      screen += rank_table(last, style, width, most_lines - rows_of(screen) - rows_of(warning));
     }
   }
-  const Event* warning = nullptr;
-  for (const Event& event : run.events) {
-    if (event.kind == "warning" || event.kind == "fault" || event.kind == "restart")
-      warning = &event;
-  }
-  if (warning != nullptr) {
-    lines.emplace_back();
-    const std::string head = fmt::format("last {} (step {}):", printable(kind_text(warning->kind)),
-                                         with_commas(warning->step));
-    const std::string text =
-        wrapped(head + " " + printable(shortened(warning->text, kLongText)), width, 4);
-    const size_t end = text.starts_with(head) ? head.size() : 0;
-    lines.push_back(colored(text.substr(0, end), Color::Yellow, style) + text.substr(end));
-  }
+  screen += warning;
   std::string all;
-  for (const auto& line : lines) all += line + "\n";
+  for (size_t begin = 0; begin < screen.size() && most_lines > 0; --most_lines) {
+    const size_t end = screen.find('\n', begin);
+    const std::string line = screen.substr(begin, end - begin);
+    all += (style.width > 0 ? fitted(line, columns) : line) + "\n";
+    begin = end + 1;
+  }
   return all;
 }
 
