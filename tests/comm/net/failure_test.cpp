@@ -1,10 +1,14 @@
 // A group over sockets whose ranks end, stay away or disagree.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
+#include "core/process/stat.h"
 #include "lockstep/core/error.h"
 #include "support/pretend_launcher.h"
 #include "support/spawn.h"
@@ -178,6 +182,52 @@ TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
         },
         {.backend = GetParam()});
   EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+}
+
+// What one rank tells another outside the group.
+class Signal {
+ public:
+  Signal() { EXPECT_EQ(pipe(ends_), 0); }
+  void give() const { EXPECT_EQ(write(ends_[1], "", 1), 1); }
+  void wait() const {
+    char byte;
+    EXPECT_EQ(read(ends_[0], &byte, 1), 1);
+  }
+
+ private:
+  int ends_[2];
+};
+
+// A thread that aborts first tells the store, which rank 0 serves and which gives no answer here:
+// the wait has ended by then, and what is still sent to this rank must not come into its memory.
+TEST(AbortByAThread, LeavesTheMemoryOfCallsThatHaveThrownAlone) {
+  const Signal thrown, sent;
+  spawn(3,
+        [&](World& world) {
+          const Group& group = world.group();
+          const std::string first = group.all_gather_bytes(std::to_string(getpid()))[0];
+          constexpr int64_t kCount = 2 << 20;
+          if (world.rank() == 0) raise(SIGSTOP);
+          if (world.rank() == 1) {
+            std::vector<float> memory(kCount);
+            comm::Work work = group.recv(at::from_blob(memory.data(), {kCount}), 2);
+            while (!process_stat(std::stoi(first))->is_stopped()) std::this_thread::yield();
+            std::thread aborting([&] { group.abort("bad data"); });
+            EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr("bad data"));
+            std::fill(memory.begin(), memory.end(), 7.f);
+            thrown.give();
+            sent.wait();
+            EXPECT_EQ(std::count(memory.begin(), memory.end(), 7.f), kCount);
+            aborting.join();
+            kill(std::stoi(first), SIGCONT);
+          }
+          if (world.rank() == 2) {
+            thrown.wait();
+            message_of<CommError>([&] { group.send(at::ones({kCount}), 1).wait(); });
+            sent.give();
+          }
+        },
+        {.backend = "tcp"});
 }
 
 // As when another host was lost: no rank of this one has ended.
