@@ -75,6 +75,7 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
   }
   for (int i = 0; i < kYields; ++i) {
     if (ready()) return true;
+    if (Channel::Clock::now() >= stop()) break;
     idle();
     sched_yield();
   }

@@ -51,7 +51,7 @@ class TcpPending : public Pending {
     finish_ = nullptr;
     return true;
   }
-  bool advance() override { return state_->is_dead() || job_->is_over(); }
+  bool advance() override { return job_->is_over() || state_->has_failed(operation_); }
   // A group that another thread ends has failed before all of its calls are over.
   void give_up() noexcept {
     if (!job_->is_over()) state_->group().give_up(*job_);

@@ -1,7 +1,6 @@
 // A group over sockets whose ranks end, stay away or disagree.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -11,6 +10,7 @@
 #include "core/process/stat.h"
 #include "lockstep/core/error.h"
 #include "support/pretend_launcher.h"
+#include "support/signal.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -183,20 +183,6 @@ TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
         {.backend = GetParam()});
   EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
 }
-
-// What one rank tells another outside the group.
-class Signal {
- public:
-  Signal() { EXPECT_EQ(pipe(ends_), 0); }
-  void give() const { EXPECT_EQ(write(ends_[1], "", 1), 1); }
-  void wait() const {
-    char byte;
-    EXPECT_EQ(read(ends_[0], &byte, 1), 1);
-  }
-
- private:
-  int ends_[2];
-};
 
 // A thread that aborts first tells the store, which rank 0 serves and which gives no answer here:
 // the wait has ended by then, and what is still sent to this rank must not come into its memory.
