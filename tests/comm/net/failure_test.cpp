@@ -167,6 +167,29 @@ TEST_P(NetFailure, ADeadGroupThrowsAtOnce) {
         {.backend = GetParam()});
 }
 
+// Each waits for a message of the next rank. None ends before the first has thrown, since that
+// closes connections, too.
+TEST_P(NetFailure, AnAbortReachesRanksThatWaitForOthersThanTheOneThatAborted) {
+  const Signal thrown;
+  spawn(4,
+        [&](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 3) {
+            world.group().abort("bad data");
+            return thrown.wait();
+          }
+          const auto start = steady_clock::now();
+          const std::string error = message_of<CommError>(
+              [&] { world.group().recv(at::ones({300000}), world.rank() + 1).wait(); });
+          EXPECT_LT(steady_clock::now() - start, 20s);
+          EXPECT_THAT(error, HasSubstr("rank 3 aborted"));
+          EXPECT_THAT(error, HasSubstr("bad data"));
+          if (world.rank() > 0) return thrown.wait();
+          for (int other = 1; other < world.size(); ++other) thrown.give();
+        },
+        {.backend = GetParam(), .timeout = 30s});
+}
+
 TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
   const auto start = steady_clock::now();
   spawn(2,
