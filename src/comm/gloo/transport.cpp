@@ -48,7 +48,7 @@ class GlooPending : public Pending {
     return true;
   }
 
-  bool advance() override { return state_->is_dead() || all_over(); }
+  bool advance() override { return all_over() || state_->has_failed(operation_); }
 
   bool all_over() const {
     return std::all_of(call_.works.begin(), call_.works.end(),

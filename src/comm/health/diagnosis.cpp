@@ -11,6 +11,8 @@ namespace {
 // How many ranks an error names.
 constexpr size_t kNamed = 8;
 
+bool is_late(const std::string& reason) { return reason.starts_with("timed out"); }
+
 }  // namespace
 
 Diagnosis::Diagnosis(int rank, std::vector<int> members,
@@ -20,7 +22,7 @@ Diagnosis::Diagnosis(int rank, std::vector<int> members,
 std::string Diagnosis::end(const Notice& mine, const std::string& seen,
                            const PeerStatus::Notices& notices) const {
   const std::string what = launcher_status_->is_explained() ? abort_text() : seen;
-  std::string around = others(mine, notices);
+  std::string around = others(mine, seen, notices);
   // Where the reason is known, nothing is left to say of the others.
   if (around.empty() && !launcher_status_->is_explained() &&
       what.find("(rank ") == std::string::npos) {
@@ -47,7 +49,8 @@ std::string Diagnosis::name(int rank) const {
   return fmt::format("rank {} (rank {} of the world)", rank, number);
 }
 
-std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& notices) const {
+std::string Diagnosis::others(const Notice& mine, const std::string& seen,
+                              const PeerStatus::Notices& notices) const {
   std::vector<std::string> said;
   size_t along = 0;
   for (int peer = 0; peer < size(); ++peer) {
@@ -61,7 +64,7 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
       said.push_back(name(peer) +
                      " did not answer: it is outside this group's calls, or has ended");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
-      said.push_back(fmt::format("{} aborted: {}", name(peer), notice->reason));
+      said.push_back(fmt::format("{} {}", name(peer), notice->failure()));
     } else if (notice->state == Notice::State::Running) {
       // Calls in which it did not wait so long have left no notice.
       said.push_back(fmt::format(
@@ -69,7 +72,12 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
           name(peer), std::chrono::duration<double>(PeerStatus::kLongWait).count(), notice->text));
     } else if (notice->lane == mine.lane && notice->number == mine.number &&
                notice->signature == mine.signature) {
-      ++along;
+      // Its end is why the connections to it were closed.
+      if (is_late(notice->reason) && !is_late(seen)) {
+        said.push_back(fmt::format("{} {}", name(peer), notice->reason));
+      } else {
+        ++along;
+      }
     } else {
       said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
     }

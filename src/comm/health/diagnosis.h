@@ -40,7 +40,8 @@ class Diagnosis {
   // The advice (CallOptions::advice) of this rank's call, or of another's, for ranks that have
   // diverged.
   std::string advice(const Notice& mine, const PeerStatus::Notices& notices) const;
-  std::string others(const Notice& mine, const PeerStatus::Notices& notices) const;
+  std::string others(const Notice& mine, const std::string& seen,
+                     const PeerStatus::Notices& notices) const;
 
   const int rank_;
   const std::vector<int> members_;

@@ -49,6 +49,12 @@ void GroupHealth::look(WireOperation& operation) {
     if (notice && notice->contradicts(operation.notice))
       fail(operation, "is not what the others called");
   }
+  // Not every transport takes an abort to ranks that wait for others than the one that aborted.
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto& notice = notices[static_cast<size_t>(peer)];
+    if (notice && notice->state == Notice::State::Failed)
+      fail(operation, fmt::format("failed ({} {})", diagnosis_.name(peer), notice->failure()));
+  }
 }
 
 void GroupHealth::done(const WireOperation& operation) {

@@ -52,6 +52,10 @@ class GroupHealth {
   // Throws when the group has failed.
   void check_alive() const;
   bool is_dead() const { return end_.is_said(); }
+  // Whether a wait for the operation, which is not over, would throw at once.
+  bool has_failed(const WireOperation& operation) const {
+    return is_dead() || operation.left().count() == 0 || diagnosis_.launcher_reports();
+  }
   // Why the group can no longer be used, as far as this rank knows.
   std::optional<std::string> failure();
 

@@ -59,6 +59,8 @@ std::optional<Notice> Notice::unpacked(const std::string& text) {
   return notice;
 }
 
+std::string Notice::failure() const { return text == kEnd ? "aborted: " + reason : reason; }
+
 bool Notice::contradicts(const Notice& other) const {
   return state != State::Running && other.state != State::Running && lane == other.lane &&
          number == other.number && signature != other.signature;

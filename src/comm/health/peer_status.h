@@ -34,6 +34,8 @@ struct Notice {
 
   std::string packed() const;
   static std::optional<Notice> unpacked(const std::string& text);
+  // Of Failed, what follows the rank's name: "timed out after 5 s", "aborted: out of memory".
+  std::string failure() const;
   // Whether the two are different calls at the same place.
   bool contradicts(const Notice& other) const;
 };

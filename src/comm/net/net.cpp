@@ -81,6 +81,11 @@ bool NetGroup::wait(const NetJob& job, Net::Clock::time_point until) {
   return net_->over_.wait_until(lock, until, [&] { return job.is_over(); });
 }
 
+void NetGroup::give_up(NetJob& job) noexcept {
+  const std::lock_guard lock(net_->mutex_);
+  box_->fail(job, {.what = "was given up"});
+}
+
 void NetGroup::abort(const std::string& why) noexcept {
   try {
     const std::lock_guard lock(net_->mutex_);

@@ -157,6 +157,8 @@ class NetGroup {
                                 const std::function<void(const NetPort&)>& begin);
   // Whether it was over before `until`.
   bool wait(const NetJob& job, Net::Clock::time_point until);
+  // Ends the call here, where it is not over: the net no longer touches its memory.
+  void give_up(NetJob& job) noexcept;
   // Ends all that is under way, here and on the ranks that are connected to this one.
   void abort(const std::string& why) noexcept;
   // The same without a reason: ranks that need this one's part learn that it has left.

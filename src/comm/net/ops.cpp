@@ -86,15 +86,15 @@ void barrier_round(const NetPort& port, int distance, uint32_t round) {
 // One rank's part in a reduction, kept by what is still to come.
 class Reducing : public std::enable_shared_from_this<Reducing> {
  public:
-  Reducing(const NetPort& port, std::shared_ptr<const Direct> direct, const DirectCall& call)
+  Reducing(const NetPort& port, std::shared_ptr<const Direct> direct, DirectCall call)
       : port_(port),
         direct_(std::move(direct)),
-        call_(call),
-        chunk_(Direct::chunk_bytes(call.bytes)),
-        slice_(call.bytes[static_cast<size_t>(port.rank())]),
+        call_(std::move(call)),
+        chunk_(Direct::chunk_bytes(call_.bytes)),
+        slice_(call_.bytes[static_cast<size_t>(port.rank())]),
         window_(std::min(kWindow, pieces_in(slice_, chunk_))),
         stride_((std::min(chunk_, slice_) + 63) / 64 * 64),
-        foreign_(direct_->owners().size() - call.parts.size()),
+        foreign_(direct_->owners().size() - call_.parts.size()),
         scratch_(new char[static_cast<size_t>(window_ * stride_) * foreign_ + 1]),
         missing_(static_cast<size_t>(window_)) {
     nodes_of_.resize(static_cast<size_t>(port.size()));
@@ -171,7 +171,8 @@ class Reducing : public std::enable_shared_from_this<Reducing> {
 
   const NetPort port_;
   const std::shared_ptr<const Direct> direct_;
-  const DirectCall& call_;
+  // Its own: the waiter lets go of the call when it fails, perhaps in the middle of a step.
+  const DirectCall call_;
   const int64_t chunk_, slice_, window_, stride_;
   const size_t foreign_;
   const std::unique_ptr<char[]> scratch_;
@@ -210,9 +211,8 @@ void broadcast(const NetPort& port, int root, Span data) {
 
 void barrier(const NetPort& port) { barrier_round(port, 1, 0); }
 
-void reduce(const NetPort& port, const std::shared_ptr<const Direct>& direct,
-            const DirectCall& call) {
-  std::make_shared<Reducing>(port, direct, call)->begin();
+void reduce(const NetPort& port, const std::shared_ptr<const Direct>& direct, DirectCall call) {
+  std::make_shared<Reducing>(port, direct, std::move(call))->begin();
 }
 
 }  // namespace lockstep::comm::net

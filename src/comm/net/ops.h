@@ -28,8 +28,7 @@ void broadcast(const NetPort& port, int root, Span data);
 // log2(n) rounds, each with one message from and to each rank (Hensgen, Finkel and Manber, 1988).
 void barrier(const NetPort& port);
 
-// As Direct::run. `call` stays where it is until the call is over.
-void reduce(const NetPort& port, const std::shared_ptr<const Direct>& direct,
-            const DirectCall& call);
+// As Direct::run.
+void reduce(const NetPort& port, const std::shared_ptr<const Direct>& direct, DirectCall call);
 
 }  // namespace lockstep::comm::net

@@ -76,6 +76,7 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
   // Each may take a time slice of every other thread, on a busy machine.
   for (int i = 0; i < kYields && Channel::Clock::now() < stop(); ++i) {
     if (ready()) return true;
+    if (Channel::Clock::now() >= stop()) break;
     idle();
     sched_yield();
   }

@@ -8,6 +8,8 @@ namespace lockstep::comm {
 namespace {
 
 constexpr int64_t kAlign = 4096;
+// How often a rank that only polls checks its peers.
+constexpr std::chrono::milliseconds kLook(10);
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -185,14 +187,23 @@ bool Exchange::finish(const std::shared_ptr<Message>& message, Clock::time_point
                              {message->timeout, until, &message->waiting_since});
 }
 
-bool Exchange::advance(const Operation& operation) {
+bool Exchange::advance(const std::shared_ptr<Operation>& operation) {
   move_on();
-  return is_over(operation);
+  return is_over(*operation) || look(operation);
 }
 
-bool Exchange::advance(const Message& message) {
+bool Exchange::advance(const std::shared_ptr<Message>& message) {
   move_on();
-  return message.over;
+  return message->over || look(message);
+}
+
+// A wait of no length finds what ends a wait: a lost peer, the deadline.
+template <class Started>
+bool Exchange::look(const Started& started) {
+  const auto now = Clock::now();
+  if (now < next_look_) return false;
+  next_look_ = now + kLook;
+  return finish(started, now);
 }
 
 }  // namespace lockstep::comm

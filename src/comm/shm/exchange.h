@@ -86,9 +86,9 @@ class Exchange {
   bool finish(const std::shared_ptr<Message>& message,
               Clock::time_point until = Clock::time_point::max());
   // Takes all that was started as far as it goes without waiting; true when finish() would not
-  // wait.
-  bool advance(const Operation& operation);
-  bool advance(const Message& message);
+  // wait. Throws what finish() would throw at once.
+  bool advance(const std::shared_ptr<Operation>& operation);
+  bool advance(const std::shared_ptr<Message>& message);
   void move_on();
 
   // Where group memory lies: part(segment, rank) for announcements with segment >= 0.
@@ -111,6 +111,8 @@ class Exchange {
   bool run_head();
   bool await_head(const Patience& patience);
   bool is_over(const Operation& operation) const;
+  template <class Started>
+  bool look(const Started& started);
 
   char* slots_;
   Channel channel_;
@@ -119,6 +121,7 @@ class Exchange {
   std::deque<std::shared_ptr<Operation>> queue_;      // not run yet
   std::deque<std::shared_ptr<Operation>> lingering_;  // run, but others may still use the buffers
   Clock::time_point waiting_since_{};  // for the head, or for others' part of what has run
+  Clock::time_point next_look_{};      // at the peers, by a rank that polls
 };
 
 // The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.

@@ -99,7 +99,7 @@ class ShmWork : public Pending {
   bool finish_within(std::chrono::microseconds limit) override {
     return exchange_->finish(operation_, Exchange::Clock::now() + limit);
   }
-  bool advance() override { return exchange_->advance(*operation_); }
+  bool advance() override { return exchange_->advance(operation_); }
   std::shared_ptr<Exchange> exchange_;
   std::shared_ptr<Operation> operation_;
 };
@@ -114,7 +114,7 @@ class ShmMessage : public Pending {
   bool finish_within(std::chrono::microseconds limit) override {
     return exchange_->finish(message_, Exchange::Clock::now() + limit);
   }
-  bool advance() override { return exchange_->advance(*message_); }
+  bool advance() override { return exchange_->advance(message_); }
   std::shared_ptr<Exchange> exchange_;
   std::shared_ptr<Message> message_;
 };

@@ -80,8 +80,9 @@ TcpCall tcp_call(const Request& request, int rank, int size, int ranks,
     case Collective::Reduce:
     case Collective::ReduceScatter: {
       const auto job = std::make_shared<DirectJob>(direct_job(request, rank, size, ranks));
-      return {[direct, job](const NetPort& port) { net::reduce(port, direct, job->call); },
-              [job] { job->finish(); }};
+      return {
+          [direct, job](const NetPort& port) { net::reduce(port, direct, std::move(job->call)); },
+          [job] { job->finish(); }};
     }
     case Collective::AllGather:
       return exchange(

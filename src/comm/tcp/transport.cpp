@@ -31,6 +31,7 @@ class TcpPending : public Pending {
   // Only a group that goes away has unfinished operations; it must not wait for them.
   ~TcpPending() override {
     if (!job_->is_over()) state_->abandon();
+    give_up();
   }
 
  private:
@@ -39,13 +40,22 @@ class TcpPending : public Pending {
     return finish_until(std::chrono::steady_clock::now() + limit);
   }
   bool finish_until(std::chrono::steady_clock::time_point until) {
-    if (!state_->await(*job_, operation_, until)) return false;
+    try {
+      if (!state_->await(*job_, operation_, until)) return false;
+    } catch (...) {
+      give_up();
+      throw;
+    }
     const at::NoGradGuard no_grad;
     finish_();
     finish_ = nullptr;
     return true;
   }
-  bool advance() override { return state_->is_dead() || job_->is_over(); }
+  bool advance() override { return job_->is_over() || state_->has_failed(operation_); }
+  // A group that another thread ends has failed before all of its calls are over.
+  void give_up() noexcept {
+    if (!job_->is_over()) state_->group().give_up(*job_);
+  }
 
   const std::shared_ptr<TcpState> state_;
   WireOperation operation_;

@@ -1,5 +1,7 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/health/diagnosis.h"
 #include "comm/health/peer_status.h"
 #include "comm/host/interfaces.h"
 
@@ -38,6 +40,21 @@ TEST(BoardNotice, OnlyDifferentCallsAtTheSamePlaceContradict) {
   Notice over = notice(3, "broadcast");
   over.state = Notice::State::Running;
   EXPECT_FALSE(notice(3, "barrier").contradicts(over));
+}
+
+// Its end closed the connections, which is all that this rank has seen.
+TEST(Diagnosis, QuotesTheDeadlineOfARankInTheSameCall) {
+  const Diagnosis diagnosis(0, {0, 1, 2}, std::make_shared<const LauncherStatus>());
+  const Notice mine = notice(3, "barrier");
+  Notice late = mine;
+  late.state = Notice::State::Failed;
+  late.reason = "timed out after 6 s";
+  EXPECT_EQ(diagnosis.end(mine, "failed (Connection closed by peer)", {std::nullopt, late, mine}),
+            mine.text +
+                " failed (Connection closed by peer) on rank 0: rank 1 timed out after 6 s, 1 rank "
+                "is in it, too");
+  EXPECT_THAT(diagnosis.end(mine, late.reason, {std::nullopt, late, late}),
+              testing::HasSubstr("all other ranks are in it, too"));
 }
 
 TEST(NetAddress, FindsTheAddressTowardsAHostWithoutItsName) {

@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
+#include "core/process/stat.h"
 #include "lockstep/core/error.h"
 #include "support/pretend_launcher.h"
+#include "support/signal.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -163,6 +167,29 @@ TEST_P(NetFailure, ADeadGroupThrowsAtOnce) {
         {.backend = GetParam()});
 }
 
+// Each waits for a message of the next rank. None ends before the first has thrown, since that
+// closes connections, too.
+TEST_P(NetFailure, AnAbortReachesRanksThatWaitForOthersThanTheOneThatAborted) {
+  const Signal thrown;
+  spawn(4,
+        [&](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 3) {
+            world.group().abort("bad data");
+            return thrown.wait();
+          }
+          const auto start = steady_clock::now();
+          const std::string error = message_of<CommError>(
+              [&] { world.group().recv(at::ones({300000}), world.rank() + 1).wait(); });
+          EXPECT_LT(steady_clock::now() - start, 20s);
+          EXPECT_THAT(error, HasSubstr("rank 3 aborted"));
+          EXPECT_THAT(error, HasSubstr("bad data"));
+          if (world.rank() > 0) return thrown.wait();
+          for (int other = 1; other < world.size(); ++other) thrown.give();
+        },
+        {.backend = GetParam(), .timeout = 30s});
+}
+
 TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
   const auto start = steady_clock::now();
   spawn(2,
@@ -178,6 +205,38 @@ TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
         },
         {.backend = GetParam()});
   EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+}
+
+// A thread that aborts first tells the store, which rank 0 serves and which gives no answer here:
+// the wait has ended by then, and what is still sent to this rank must not come into its memory.
+TEST(AbortByAThread, LeavesTheMemoryOfCallsThatHaveThrownAlone) {
+  const Signal thrown, sent;
+  spawn(3,
+        [&](World& world) {
+          const Group& group = world.group();
+          const std::string first = group.all_gather_bytes(std::to_string(getpid()))[0];
+          constexpr int64_t kCount = 2 << 20;
+          if (world.rank() == 0) raise(SIGSTOP);
+          if (world.rank() == 1) {
+            std::vector<float> memory(kCount);
+            comm::Work work = group.recv(at::from_blob(memory.data(), {kCount}), 2);
+            while (!process_stat(std::stoi(first))->is_stopped()) std::this_thread::yield();
+            std::thread aborting([&] { group.abort("bad data"); });
+            EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr("bad data"));
+            std::fill(memory.begin(), memory.end(), 7.f);
+            thrown.give();
+            sent.wait();
+            EXPECT_EQ(std::count(memory.begin(), memory.end(), 7.f), kCount);
+            aborting.join();
+            kill(std::stoi(first), SIGCONT);
+          }
+          if (world.rank() == 2) {
+            thrown.wait();
+            message_of<CommError>([&] { group.send(at::ones({kCount}), 1).wait(); });
+            sent.give();
+          }
+        },
+        {.backend = "tcp"});
 }
 
 // As when another host was lost: no rank of this one has ended.

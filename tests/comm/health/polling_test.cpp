@@ -1,0 +1,74 @@
+// A rank that only asks whether an operation is over learns of what would end a wait.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "lockstep/core/error.h"
+#include "support/signal.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using test::message_of;
+using test::Ranks;
+using test::spawn;
+using testing::HasSubstr;
+
+class Polling : public testing::TestWithParam<Ranks> {
+ protected:
+  // The last rank does `other` in the place of the collective.
+  void poll_while(const std::function<void(const Group&)>& other, const char* said,
+                  std::vector<int> doomed = {}) {
+    const int last = GetParam().count - 1;
+    const test::Signal thrown;
+    spawn(GetParam().count,
+          [&](World& world) {
+            const Group& group = world.group();
+            group.barrier().wait();
+            if (world.rank() == last) {
+              other(group);
+              for (int rank = 0; rank < last; ++rank) thrown.wait();
+              return;
+            }
+            Work work = group.all_reduce(at::ones({1000}), ReduceOp::Sum,
+                                         {.timeout = std::chrono::seconds(said == kLate ? 2 : 60)});
+            const auto start = Clock::now();
+            while (!work.is_completed() && Clock::now() - start < 15s) {
+              std::this_thread::sleep_for(1ms);
+            }
+            EXPECT_LT(Clock::now() - start, 15s);
+            if (!testing::Test::HasFailure()) {
+              EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr(said));
+            }
+            thrown.give();
+          },
+          {.backend = GetParam().backend, .hosts = GetParam().hosts, .doomed = std::move(doomed)});
+  }
+  static constexpr const char* kLate = "timed out after";
+};
+INSTANTIATE_TEST_SUITE_P(Transports, Polling,
+                         testing::Values(Ranks{"shm", 3}, Ranks{"tcp", 3}, Ranks{"gloo", 3},
+                                         Ranks{"auto", 4, {0, 0, 1, 1}}),
+                         test::name_of);
+
+TEST_P(Polling, EndsWhenAnotherRankAborts) {
+  poll_while([](const Group& group) { group.abort("bad data"); }, "bad data");
+}
+
+TEST_P(Polling, EndsWhenAnotherRankIsKilled) {
+  poll_while([](const Group&) { raise(SIGKILL); }, "rank", {GetParam().count - 1});
+}
+
+TEST_P(Polling, EndsAtTheDeadline) {
+  poll_while([](const Group&) {}, kLate);
+}
+
+}  // namespace
+}  // namespace lockstep::comm
