@@ -6,10 +6,12 @@
 namespace lockstep::comm {
 
 void TwoLevels::abort_all(std::string_view why) noexcept {
-  if (!end.say(std::string(why))) return;
+  const std::lock_guard lock(ending);
+  if (end.is_said()) return;
   for (const auto& part : {host_reduce, host_broadcast, column, all}) {
     if (part) part->abort_all(why);
   }
+  end.say(std::string(why));
 }
 
 void TwoLevels::move_on() {

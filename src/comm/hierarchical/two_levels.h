@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +24,8 @@ struct TwoLevels {
   // Over the network: the ranks with this local rank on every host, or null; and all ranks.
   std::shared_ptr<Transport> column, all;
   Pipeline pipeline;
-  End end;
+  End end;  // said when all transports have been told
+  std::mutex ending;
 
   // Runs `call`; what it throws ends the group on all ranks.
   template <class Call>
@@ -38,6 +40,8 @@ struct TwoLevels {
     }
   }
 
+  // Returns when every transport has its reason, whichever thread gave it: one that is dropped
+  // before only says that this rank has left.
   void abort_all(std::string_view why) noexcept;
   // Takes everything under way further without waiting.
   void move_on();

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
@@ -176,6 +178,34 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
               message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
           EXPECT_THAT(error, HasSubstr("recv"));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// By a thread beside the one that waits, which then drops its operations.
+TEST(HostThenNet, AnAbortReachesEveryRankWithItsReason) {
+  spawn(4,
+        [](World& world) {
+          const int rank = world.rank();
+          for (int i = 0; i < 20; ++i) {
+            const Group group = world.group().split(0);
+            std::atomic<int> calls = 0;
+            std::thread aborting;
+            if (rank == 0) {
+              aborting = std::thread([&] {
+                while (calls < 3) std::this_thread::yield();
+                group.abort("bad data");
+              });
+            }
+            const std::string error = message_of<CommError>([&] {
+              for (;; ++calls) {
+                const at::Tensor in = at::ones({4}), out = at::ones({4});
+                group.send_recv(out, in, {.to = (rank + 1) % 4, .from = (rank + 3) % 4}).wait();
+              }
+            });
+            EXPECT_THAT(error, HasSubstr("bad data"));
+            if (aborting.joinable()) aborting.join();
+          }
         },
         {.hosts = kTwoByTwo});
 }
