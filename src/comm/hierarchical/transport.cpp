@@ -281,6 +281,12 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
       count += tensor.numel();
     }
     part.step_of = Request::Whole{request.name(), count, list_of(request)};
+    // Sums for different roots differ by nothing else.
+    if (request.what == Collective::Reduce || request.what == Collective::Broadcast) {
+      part.step_of->root =
+          over_net ? request.peer
+                   : store_.launcher_status()->number_of(layout_.members[request.peer]);
+    }
   }
   return [transport, part = std::move(part)] { return transport->start(part); };
 }

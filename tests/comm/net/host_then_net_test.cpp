@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <functional>
 #include <thread>
 
 #include "lockstep/core/error.h"
@@ -178,6 +179,45 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
               message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
           EXPECT_THAT(error, HasSubstr("recv"));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// What one rank calls with another root than the others, and the barrier after it: a rank whose
+// part is over returns before the others find out.
+TEST(HostThenNet, RootsThatDifferAreAnError) {
+  using Call = std::function<void(const Group&, int root)>;
+  const std::vector<Call> calls{
+      [](const Group& group, int root) { group.reduce(at::ones({4}), root).wait(); },
+      [](const Group& group, int root) { group.reduce(at::ones({400000}), root).wait(); },
+      [](const Group& group, int root) { group.broadcast(at::ones({4}), root).wait(); },
+      [](const Group& group, int root) { group.broadcast(at::ones({400000}), root).wait(); },
+  };
+  spawn(4,
+        [&](World& world) {
+          for (size_t i = 0; i < calls.size(); ++i) {
+            for (int other = 0; other < 4; ++other) {
+              SCOPED_TRACE(testing::Message() << "call " << i << ", rank " << other);
+              const Group group = world.group().split(0);
+              const std::string error = message_of<CommError>([&] {
+                calls[i](group, world.rank() == other ? 2 : 0);
+                group.barrier().wait();
+              });
+              EXPECT_THAT(error, AllOf(HasSubstr("root 0"), HasSubstr("root 2")));
+            }
+          }
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// Each host agrees with itself, so only the network sees it.
+TEST(HostThenNet, SumsForDifferentRootsOnTheHostsAreAnError) {
+  spawn(4,
+        [](World& world) {
+          EXPECT_THAT(message_of<CommError>([&] {
+                        world.group().reduce(at::ones({4}), world.rank() < 2 ? 0 : 2).wait();
+                      }),
+                      AllOf(HasSubstr("root 0"), HasSubstr("root 2")));
         },
         {.hosts = kTwoByTwo});
 }
