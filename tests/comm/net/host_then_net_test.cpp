@@ -20,6 +20,7 @@ using std::chrono::steady_clock;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 using namespace std::chrono_literals;
 
 const std::vector<int> kTwoByTwo{0, 0, 1, 1};
@@ -192,6 +193,16 @@ TEST(HostThenNet, RootsThatDifferAreAnError) {
       [](const Group& group, int root) { group.reduce(at::ones({400000}), root).wait(); },
       [](const Group& group, int root) { group.broadcast(at::ones({4}), root).wait(); },
       [](const Group& group, int root) { group.broadcast(at::ones({400000}), root).wait(); },
+      [](const Group& group, int root) {
+        std::vector<at::Tensor> parts;
+        for (int r = 0; r < (group.rank() == root ? 4 : 0); ++r) parts.push_back(at::ones({4}));
+        group.gather(parts, at::ones({4}), root).wait();
+      },
+      [](const Group& group, int root) {
+        std::vector<at::Tensor> parts;
+        for (int r = 0; r < (group.rank() == root ? 4 : 0); ++r) parts.push_back(at::ones({4}));
+        group.scatter(at::ones({4}), parts, root).wait();
+      },
   };
   spawn(4,
         [&](World& world) {
@@ -222,6 +233,46 @@ TEST(HostThenNet, SumsForDifferentRootsOnTheHostsAreAnError) {
         {.hosts = kTwoByTwo});
 }
 
+// They go by different parts of the transport, none of which sees both.
+TEST(HostThenNet, DifferentCollectivesAreQuotedLongBeforeTheDeadline) {
+  using Call = std::function<void(const Group&)>;
+  const Call all_reduce = [](const Group& group) { group.all_reduce(at::ones({4})).wait(); };
+  const Call broadcast = [](const Group& group) { group.broadcast(at::ones({4}), 2).wait(); };
+  const Call barrier = [](const Group& group) { group.barrier().wait(); };
+  const Call all_to_all = [](const Group& group) {
+    group.all_to_all(at::ones({4}), at::ones({4})).wait();
+  };
+  const Call all_gather = [](const Group& group) {
+    group.all_gather(at::ones({16}), at::ones({4})).wait();
+  };
+  struct Case {
+    Call here, there;
+    std::string name_here, name_there;
+  };
+  const std::vector<Case> cases{
+      {all_reduce, broadcast, "all_reduce sum #1", "broadcast #1"},
+      {broadcast, all_reduce, "broadcast #1", "all_reduce sum #1"},
+      {all_to_all, all_reduce, "all_to_all #1", "all_reduce sum #1"},
+      {barrier, all_to_all, "barrier #1", "all_to_all #1"},
+      {all_gather, barrier, "all_gather #1", "barrier #1"},
+  };
+  spawn(4,
+        [&](World& world) {
+          for (const Case& one : cases) {
+            SCOPED_TRACE(one.name_here + " and " + one.name_there);
+            const Group group = world.group().split(0);
+            const auto start = steady_clock::now();
+            const std::string error = message_of<CommError>([&] {
+              (world.rank() == 3 ? one.here : one.there)(group);
+              (world.rank() == 3 ? one.there : one.here)(group);
+            });
+            EXPECT_LT(steady_clock::now() - start, 30s);  // of a deadline of 60 s
+            EXPECT_THAT(error, AllOf(HasSubstr(one.name_here), HasSubstr(one.name_there)));
+          }
+        },
+        {.hosts = kTwoByTwo});
+}
+
 // By a thread beside the one that waits, which then drops its operations.
 TEST(HostThenNet, AnAbortReachesEveryRankWithItsReason) {
   spawn(4,
@@ -248,6 +299,26 @@ TEST(HostThenNet, AnAbortReachesEveryRankWithItsReason) {
           }
         },
         {.hosts = kTwoByTwo});
+}
+
+// Its neighbour waits for it in shared memory, the ranks of the other hosts wait for its neighbour.
+TEST(HostThenNet, TheDeadlineBlamesNoRankThatWaitsForAnother) {
+  spawn(6,
+        [](World& world) {
+          const std::vector<std::string> keys{"over/0", "over/2", "over/3", "over/4", "over/5"};
+          if (world.rank() == 1) return world.store().wait(keys);
+          const std::string error = message_of<CommError>([&] {
+            const comm::CallOptions options{.timeout = 2s};
+            world.group()
+                .reduce_scatter(at::ones({6}), at::ones({36}), ReduceOp::Sum, options)
+                .wait();
+          });
+          world.store().set("over/" + std::to_string(world.rank()), "");
+          EXPECT_THAT(error,
+                      AllOf(HasSubstr("timed out after 2 s"), HasSubstr("rank 1 did not answer"),
+                            Not(HasSubstr("rank 0 did not answer"))));
+        },
+        {.hosts = {0, 0, 1, 1, 2, 2}});
 }
 
 }  // namespace
