@@ -58,7 +58,7 @@ bool LevelsWork::finish_until(Clock::time_point until) {
 bool LevelsWork::advance() {
   return levels_->guarded([&] {
     levels_->move_on();
-    return is_over();
+    return is_over() || operation_.left().count() == 0;
   });
 }
 

@@ -321,5 +321,22 @@ TEST(HostThenNet, TheDeadlineBlamesNoRankThatWaitsForAnother) {
         {.hosts = {0, 0, 1, 1, 2, 2}});
 }
 
+TEST(HostThenNet, ARankThatPollsSeesTheDeadline) {
+  spawn(4,
+        [](World& world) {
+          const std::vector<std::string> keys{"over/1", "over/2", "over/3"};
+          if (world.rank() == 0) return world.store().wait(keys);
+          const auto start = steady_clock::now();
+          comm::Work work =
+              world.group().all_reduce(at::ones({8}), ReduceOp::Sum, {.timeout = 300ms});
+          while (!work.is_completed() && steady_clock::now() - start < 20s)
+            std::this_thread::yield();
+          EXPECT_LT(steady_clock::now() - start, 20s);
+          EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr("timed out"));
+          world.store().set("over/" + std::to_string(world.rank()), "");
+        },
+        {.hosts = kTwoByTwo});
+}
+
 }  // namespace
 }  // namespace lockstep::test
