@@ -86,9 +86,9 @@ std::string signature_of(const Request& request) {
   const std::string context = request.context.text(), list = list_of(request);
   if (request.step_of) {
     const Request::Whole& whole = *request.step_of;
-    return fmt::format("{} {} {} x {} {} {}", name_of(request.what), whole.name,
+    return fmt::format("{} {} {} x {} {} {} {}", name_of(request.what), whole.name,
                        name_of(request.dtype()), list.empty() ? std::to_string(whole.count) : list,
-                       divisor_of(request), context);
+                       divisor_of(request), context, whole.root);
   }
   std::string text = request.name();
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
@@ -128,6 +128,7 @@ std::string text_of(const Request& request, uint64_t number) {
     add(fmt::format("{} x {}", name_of(request.dtype()),
                     list.empty() ? std::to_string(request.step_of->count) : list));
     add(divisor_of(request));
+    if (request.step_of->root >= 0) add(fmt::format("root {}", request.step_of->root));
     return fmt::format("{} #{} ({})", request.step_of->name, number, inside);
   }
   switch (request.what) {

@@ -81,6 +81,7 @@ struct Request {
     std::string name;
     int64_t count = 0;
     std::string list = {};  // as list_of() says it
+    int root = -1;          // as this step's transport calls the rank; -1 for none
   };
   std::optional<Whole> step_of = std::nullopt;
   // The counts of the tensors that go as this one, if it stands for several.

@@ -54,9 +54,9 @@ struct CallOptions {
   // not the operation: over shared memory it starts again at each synchronisation of the ranks
   // within the operation, so that an operation that makes progress may take longer in all; over
   // all other transports it is counted from the call, so that time between the call and wait()
-  // counts too (host-then-net adds a second for its parts). In calls that consist of several
-  // collectives (the _bytes calls, for instance) it applies to each of them. With zero or less a
-  // call that has to wait fails at once; ten years or more mean no timeout.
+  // counts too (the errors of host-then-net come up to a second after it). In calls that consist of
+  // several collectives (the _bytes calls, for instance) it applies to each of them. With zero or
+  // less a call that has to wait fails at once; ten years or more mean no timeout.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // The call's name in error messages, for example "bucket 3". May differ between ranks. Errors
   // show 39 characters of it.
@@ -89,9 +89,10 @@ struct SendRecv {
 // groups are independent. Every rank of the group calls every collective, in the same order, with
 // the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls: at once
 // over shm, over tcp as soon as data of the other call arrives, over gloo, nccl and cuda_ipc after
-// one to two seconds. After any CommError the group has failed: further calls throw CommError at
-// once, which quotes the first. Wrong arguments on this rank alone throw ConfigError and leave the
-// group as it was.
+// one to two seconds, over host-then-net like shm or tcp where the calls meet in one of them, else
+// after one to three seconds. After any CommError the group has failed: further calls throw
+// CommError at once, which quotes the first. Wrong arguments on this rank alone throw ConfigError
+// and leave the group as it was.
 //
 // Collectives, send() and recv() are asynchronous: they start the operation and return its Work,
 // and the tensors may be used again when wait() has returned. These block: the _bytes calls,

@@ -24,6 +24,13 @@ milliseconds WireOperation::left() const {
   return std::max(milliseconds(0), timeout - std::chrono::duration_cast<milliseconds>(spent()));
 }
 
+bool WireOperation::is_due() {
+  const auto waited = spent();
+  if (waited <= next_look) return false;
+  next_look = waited + std::min<steady_clock::duration>(waited, kLongestPause);
+  return true;
+}
+
 GroupHealth::GroupHealth(std::string_view transport, const Store& store, int rank,
                          std::vector<int> members)
     : transport_(transport),
@@ -35,15 +42,13 @@ void GroupHealth::attend(WireOperation& operation) {
   if (diagnosis_.launcher_reports()) fail(operation, diagnosis_.abort_text());
   if (operation.left().count() == 0)
     fail(operation, fmt::format("timed out after {}", text_of(operation.timeout)));
-  if (operation.spent() > operation.next_look) look(operation);
+  if (operation.is_due()) look(operation);
 }
 
 // Ranks that wait long compare what they wait for, since different calls may wait for each other
 // until the deadline. Once is not enough: on a busy machine the store may answer too late, and of
 // two ranks the one that came first finds no notice to compare with.
 void GroupHealth::look(WireOperation& operation) {
-  const auto spent = operation.spent();
-  operation.next_look = spent + std::min<steady_clock::duration>(spent, kLongestPause);
   const PeerStatus::Notices notices = peer_status_.exchange(operation.notice, milliseconds(0));
   for (const auto& notice : notices) {
     if (notice && notice->contradicts(operation.notice))

@@ -33,6 +33,8 @@ struct WireOperation {
   }
   // Until the deadline.
   std::chrono::milliseconds left() const;
+  // Whether to compare it now: less often the longer it waits.
+  bool is_due();
   // Whether it has been compared.
   bool has_looked() const { return next_look > PeerStatus::kLongWait; }
 };

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "comm/health/call_numbers.h"
 #include "comm/hierarchical/two_levels.h"
 #include "comm/reduce/tree.h"
 #include "comm/shm/exchange.h"
@@ -25,9 +26,9 @@ using std::chrono::milliseconds;
 constexpr int64_t kLeastPiece = 1 << 20;
 constexpr int64_t kLeastSlice = 16 << 10;
 
-// How much longer a rank waits for those of its own host, since they may be about to report a
-// failure of the network.
-constexpr milliseconds kHearsay{1000};
+// How much later the deadlines of a call's parts are, which know of some ranks only: by then the
+// group has said what every rank was doing.
+constexpr milliseconds kLater = 2 * TwoLevels::kHearsay;
 
 std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& hosts, int size) {
   std::vector<std::vector<Range>> nodes;
@@ -83,7 +84,7 @@ class HostThenNet : public Transport {
  private:
   using Chunks = TwoLevelWork::Chunks;
 
-  Work two_levels(const Request& request);
+  Chunks two_levels(const Request& request);
   Chunks all_reduce(const Request& request, const at::Tensor& tensor);
   std::shared_ptr<Pipeline::Chunk> reduce_chunk(const Request& request, const at::Tensor& data);
   Chunks reduce_scatter(const Request& request);
@@ -117,8 +118,8 @@ class HostThenNet : public Transport {
   const bool even_;          // every host has as many ranks
   std::vector<Range> runs_;  // this host's nodes of the tree, in its own ranks
   size_t own_run_ = 0;       // the one that this rank is in
-  const std::shared_ptr<TwoLevels> levels_ = std::make_shared<TwoLevels>();
-  uint64_t collectives_ = 0;
+  const std::shared_ptr<TwoLevels> levels_;
+  CallNumbers numbers_;
 };
 
 // An operation that failed while it was started: wait() throws the reason.
@@ -133,6 +134,18 @@ class FailedWork : public Pending {
 
   const std::exception_ptr why_;
 };
+
+// What all steps of a call show in their place. Sums for different roots differ by nothing else.
+Request::Whole whole_of(const Request& request) {
+  Request::Whole whole{.name = request.name(), .list = list_of(request)};
+  for (const at::Tensor& tensor :
+       request.what == Collective::ReduceScatter ? request.inputs : request.outputs) {
+    whole.count += tensor.numel();
+  }
+  if (request.what == Collective::Reduce || request.what == Collective::Broadcast)
+    whole.root = request.peer;
+  return whole;
+}
 
 int index_of(const std::vector<int>& list, int value) {
   return static_cast<int>(std::find(list.begin(), list.end(), value) - list.begin());
@@ -161,7 +174,9 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
       host_(host_with(hosts_, rank)),
       local_(index_of(hosts_[host_], rank)),
       columns_(fewest(hosts_)),
-      even_(columns_ * static_cast<int>(hosts_.size()) == layout_.size()) {
+      even_(columns_ * static_cast<int>(hosts_.size()) == layout_.size()),
+      levels_(std::make_shared<TwoLevels>(store.prefix("whole"), rank, layout_.members)),
+      numbers_(rank, layout_.size()) {
   const auto nodes = nodes_of(hosts_, size());
   for (const Range& node : nodes[host_]) {
     const int first = index_of(hosts_[host_], static_cast<int>(node.begin));
@@ -213,21 +228,25 @@ bool HostThenNet::on_two_levels(const Request& request) const {
 Work HostThenNet::start(Request request) {
   return levels_->guarded([&]() -> Work {
     const at::NoGradGuard no_grad;
-    if (on_two_levels(request)) {
-      ++collectives_;
+    const bool on_two = on_two_levels(request);
+    if (on_two) request.step_of = whole_of(request);
+    const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
+    WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
+    if (on_two) {
       // Starting takes what is under way further. Peers that have dropped their operation and left
       // the group are an error for a rank that waits, and none for one that drops its own.
       try {
-        return two_levels(request);
+        return Work(std::make_shared<TwoLevelWork>(levels_, operation, two_levels(request)));
       } catch (const CommError& error) {
         levels_->abort_all(error.what());
         return Work(std::make_shared<FailedWork>(std::current_exception()));
       }
     }
-    const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
-    if (!to_one) ++collectives_;
+    // Of a message its own two ranks know the most.
+    (to_one ? operation.timeout : request.timeout) += kLater;
     return Work(std::make_shared<OneLevelWork>(
-        levels_, to_one ? message(std::move(request)) : levels_->all->start(std::move(request))));
+        levels_, operation,
+        to_one ? message(std::move(request)) : levels_->all->start(std::move(request))));
   });
 }
 
@@ -237,50 +256,38 @@ Work HostThenNet::message(Request request) {
   return levels_->host_reduce->start(std::move(request));
 }
 
-Work HostThenNet::two_levels(const Request& request) {
-  Chunks chunks;
+HostThenNet::Chunks HostThenNet::two_levels(const Request& request) {
   switch (request.what) {
     case Collective::AllReduce:
-      chunks = all_reduce(request, request.outputs[0]);
-      break;
+      return all_reduce(request, request.outputs[0]);
     case Collective::Reduce: {
       // A sum on all ranks costs as little between hosts; the other ranks' tensors keep their
       // values.
       const at::Tensor& own = request.outputs[0];
-      chunks = all_reduce(request, rank_ == request.peer ? own : own.clone());
-      break;
+      return all_reduce(request, rank_ == request.peer ? own : own.clone());
     }
     case Collective::ReduceScatter:
-      chunks = reduce_scatter(request);
-      break;
+      return reduce_scatter(request);
     case Collective::AllGather:
-      chunks = all_gather(request);
-      break;
+      return all_gather(request);
     case Collective::Broadcast:
-      chunks = broadcast(request);
-      break;
+      return broadcast(request);
     default:
-      chunks = barrier(request);
+      return barrier(request);
   }
-  return Work(std::make_shared<TwoLevelWork>(levels_, std::move(chunks)));
 }
 
 std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transport,
                                         const Request& request, Request part) const {
-  const bool over_net = transport == levels_->column;
-  part.timeout = request.timeout + (over_net ? milliseconds(0) : kHearsay);
+  part.timeout = request.timeout + kLater;
   part.label = request.label;
   part.call = request.call;
   part.context = request.context;
   part.advice = request.advice;
   part.divide_by = request.divide_by;
-  if (!part.step_of) {
-    int64_t count = 0;
-    for (const at::Tensor& tensor :
-         request.what == Collective::ReduceScatter ? request.inputs : request.outputs) {
-      count += tensor.numel();
-    }
-    part.step_of = Request::Whole{request.name(), count, list_of(request)};
+  part.step_of = request.step_of;
+  if (transport != levels_->column && part.step_of->root >= 0) {
+    part.step_of->root = store_.launcher_status()->number_of(layout_.members[request.peer]);
   }
   return [transport, part = std::move(part)] { return transport->start(part); };
 }
@@ -418,7 +425,7 @@ HostThenNet::Chunks HostThenNet::barrier(const Request& request) {
 
 std::shared_ptr<Transport> HostThenNet::subset(const std::vector<int>& members, int color) {
   return levels_->guarded([&] {
-    return make_transport(store_.prefix(fmt::format("split/{}/{}", collectives_, color)),
+    return make_transport(store_.prefix(fmt::format("split/{}/{}", numbers_.collectives(), color)),
                           index_of(members, rank_), layout_.of(members), timeout_, make_net_);
   });
 }

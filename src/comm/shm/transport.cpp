@@ -149,7 +149,10 @@ class ShmTransport : public Transport {
     std::shared_ptr<Operation> operation = operation_for(request);
     Announcement& said = operation->announcement;
     set_text(said.what, request.name());
-    if (request.step_of) said.count = request.step_of->count;
+    if (request.step_of) {
+      said.count = request.step_of->count;
+      said.root = request.step_of->root;
+    }
     if (const std::string counts = list_of(request); !counts.empty()) {
       set_list(said.list, counts);
       said.counts_hash = mix(said.counts_hash ^ fnv1a<uint64_t>(counts));

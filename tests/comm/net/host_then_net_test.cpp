@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <csignal>
+#include <functional>
+#include <thread>
 
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
@@ -17,6 +20,7 @@ using std::chrono::steady_clock;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 using namespace std::chrono_literals;
 
 const std::vector<int> kTwoByTwo{0, 0, 1, 1};
@@ -176,6 +180,160 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
               message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
           EXPECT_THAT(error, HasSubstr("recv"));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// What one rank calls with another root than the others, and the barrier after it: a rank whose
+// part is over returns before the others find out.
+TEST(HostThenNet, RootsThatDifferAreAnError) {
+  using Call = std::function<void(const Group&, int root)>;
+  const std::vector<Call> calls{
+      [](const Group& group, int root) { group.reduce(at::ones({4}), root).wait(); },
+      [](const Group& group, int root) { group.reduce(at::ones({400000}), root).wait(); },
+      [](const Group& group, int root) { group.broadcast(at::ones({4}), root).wait(); },
+      [](const Group& group, int root) { group.broadcast(at::ones({400000}), root).wait(); },
+      [](const Group& group, int root) {
+        std::vector<at::Tensor> parts;
+        for (int r = 0; r < (group.rank() == root ? 4 : 0); ++r) parts.push_back(at::ones({4}));
+        group.gather(parts, at::ones({4}), root).wait();
+      },
+      [](const Group& group, int root) {
+        std::vector<at::Tensor> parts;
+        for (int r = 0; r < (group.rank() == root ? 4 : 0); ++r) parts.push_back(at::ones({4}));
+        group.scatter(at::ones({4}), parts, root).wait();
+      },
+  };
+  spawn(4,
+        [&](World& world) {
+          for (size_t i = 0; i < calls.size(); ++i) {
+            for (int other = 0; other < 4; ++other) {
+              SCOPED_TRACE(testing::Message() << "call " << i << ", rank " << other);
+              const Group group = world.group().split(0);
+              const std::string error = message_of<CommError>([&] {
+                calls[i](group, world.rank() == other ? 2 : 0);
+                group.barrier().wait();
+              });
+              EXPECT_THAT(error, AllOf(HasSubstr("root 0"), HasSubstr("root 2")));
+            }
+          }
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// Each host agrees with itself, so only the network sees it.
+TEST(HostThenNet, SumsForDifferentRootsOnTheHostsAreAnError) {
+  spawn(4,
+        [](World& world) {
+          EXPECT_THAT(message_of<CommError>([&] {
+                        world.group().reduce(at::ones({4}), world.rank() < 2 ? 0 : 2).wait();
+                      }),
+                      AllOf(HasSubstr("root 0"), HasSubstr("root 2")));
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// They go by different parts of the transport, none of which sees both.
+TEST(HostThenNet, DifferentCollectivesAreQuotedLongBeforeTheDeadline) {
+  using Call = std::function<void(const Group&)>;
+  const Call all_reduce = [](const Group& group) { group.all_reduce(at::ones({4})).wait(); };
+  const Call broadcast = [](const Group& group) { group.broadcast(at::ones({4}), 2).wait(); };
+  const Call barrier = [](const Group& group) { group.barrier().wait(); };
+  const Call all_to_all = [](const Group& group) {
+    group.all_to_all(at::ones({4}), at::ones({4})).wait();
+  };
+  const Call all_gather = [](const Group& group) {
+    group.all_gather(at::ones({16}), at::ones({4})).wait();
+  };
+  struct Case {
+    Call here, there;
+    std::string name_here, name_there;
+  };
+  const std::vector<Case> cases{
+      {all_reduce, broadcast, "all_reduce sum #1", "broadcast #1"},
+      {broadcast, all_reduce, "broadcast #1", "all_reduce sum #1"},
+      {all_to_all, all_reduce, "all_to_all #1", "all_reduce sum #1"},
+      {barrier, all_to_all, "barrier #1", "all_to_all #1"},
+      {all_gather, barrier, "all_gather #1", "barrier #1"},
+  };
+  spawn(4,
+        [&](World& world) {
+          for (const Case& one : cases) {
+            SCOPED_TRACE(one.name_here + " and " + one.name_there);
+            const Group group = world.group().split(0);
+            const auto start = steady_clock::now();
+            const std::string error = message_of<CommError>([&] {
+              (world.rank() == 3 ? one.here : one.there)(group);
+              (world.rank() == 3 ? one.there : one.here)(group);
+            });
+            EXPECT_LT(steady_clock::now() - start, 30s);  // of a deadline of 60 s
+            EXPECT_THAT(error, AllOf(HasSubstr(one.name_here), HasSubstr(one.name_there)));
+          }
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// By a thread beside the one that waits, which then drops its operations.
+TEST(HostThenNet, AnAbortReachesEveryRankWithItsReason) {
+  spawn(4,
+        [](World& world) {
+          const int rank = world.rank();
+          for (int i = 0; i < 20; ++i) {
+            const Group group = world.group().split(0);
+            std::atomic<int> calls = 0;
+            std::thread aborting;
+            if (rank == 0) {
+              aborting = std::thread([&] {
+                while (calls < 3) std::this_thread::yield();
+                group.abort("bad data");
+              });
+            }
+            const std::string error = message_of<CommError>([&] {
+              for (;; ++calls) {
+                const at::Tensor in = at::ones({4}), out = at::ones({4});
+                group.send_recv(out, in, {.to = (rank + 1) % 4, .from = (rank + 3) % 4}).wait();
+              }
+            });
+            EXPECT_THAT(error, HasSubstr("bad data"));
+            if (aborting.joinable()) aborting.join();
+          }
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// Its neighbour waits for it in shared memory, the ranks of the other hosts wait for its neighbour.
+TEST(HostThenNet, TheDeadlineBlamesNoRankThatWaitsForAnother) {
+  spawn(6,
+        [](World& world) {
+          const std::vector<std::string> keys{"over/0", "over/2", "over/3", "over/4", "over/5"};
+          if (world.rank() == 1) return world.store().wait(keys);
+          const std::string error = message_of<CommError>([&] {
+            const comm::CallOptions options{.timeout = 2s};
+            world.group()
+                .reduce_scatter(at::ones({6}), at::ones({36}), ReduceOp::Sum, options)
+                .wait();
+          });
+          world.store().set("over/" + std::to_string(world.rank()), "");
+          EXPECT_THAT(error,
+                      AllOf(HasSubstr("timed out after 2 s"), HasSubstr("rank 1 did not answer"),
+                            Not(HasSubstr("rank 0 did not answer"))));
+        },
+        {.hosts = {0, 0, 1, 1, 2, 2}});
+}
+
+TEST(HostThenNet, ARankThatPollsSeesTheDeadline) {
+  spawn(4,
+        [](World& world) {
+          const std::vector<std::string> keys{"over/1", "over/2", "over/3"};
+          if (world.rank() == 0) return world.store().wait(keys);
+          const auto start = steady_clock::now();
+          comm::Work work =
+              world.group().all_reduce(at::ones({8}), ReduceOp::Sum, {.timeout = 300ms});
+          while (!work.is_completed() && steady_clock::now() - start < 20s)
+            std::this_thread::yield();
+          EXPECT_LT(steady_clock::now() - start, 20s);
+          EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr("timed out"));
+          world.store().set("over/" + std::to_string(world.rank()), "");
         },
         {.hosts = kTwoByTwo});
 }
