@@ -158,16 +158,17 @@ struct FsdpShard {
 //   }
 //
 // When backward() returns, each shard's gradient is its part of the average over the ranks, the
-// same bits as under Ddp; or it threw. A shard that has a gradient already, because there was no
-// zero_grad() since the last such backward(), has the average of the new ones added to it. Ddp
-// averages what each rank has and the new one together: equal but for rounding. Gradients of
-// several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
-// parameters have a placeholder in place of a gradient: defined, without memory; reading it throws.
-// What net->zero_grad() or p.mutable_grad().reset() clears is gone from the shards when the next
-// backward() begins, or in clip_grad_norm_(); an optimizer's step() before that still sees it. An
-// optimizer of any class that treats every element by itself is given parameters(); its state is
-// sharded in the same way. Shards may be written, in place, after a backward(), after a forward
-// under no_grad, or after reshard().
+// same bits as under Ddp. One that throws leaves the shards' gradients as they were, and forgets
+// what was accumulated under hold(), unless it ran under hold() itself. A shard that has a gradient
+// already, because there was no zero_grad() since the last such backward(), has the average of the
+// new ones added to it. Ddp averages what each rank has and the new one together: equal but for
+// rounding. Gradients of several backward() have the bits of Ddp if all but the last ran under
+// hold(). The module's own parameters have a placeholder in place of a gradient: defined, without
+// memory; reading it throws. What net->zero_grad() or p.mutable_grad().reset() clears is gone from
+// the shards when the next backward() begins, or in clip_grad_norm_(); an optimizer's step() before
+// that still sees it. An optimizer of any class that treats every element by itself is given
+// parameters(); its state is sharded in the same way. Shards may be written, in place, after a
+// backward(), after a forward under no_grad, or after reshard().
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
 // writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over
