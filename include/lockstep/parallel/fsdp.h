@@ -186,7 +186,9 @@ struct FsdpShard {
 // accumulates whole gradients, on each rank.
 //
 // With ranks of one host there is one copy of the parameters, in memory that they share, and
-// nothing is gathered. Elsewhere the ranks gather a unit's parameters when it is called.
+// nothing is gathered. A backward() that goes through a model whose parameters are all frozen ends
+// with a barrier there, so that they may be written next (a target that follows a model): all ranks
+// run it. Elsewhere the ranks gather a unit's parameters when it is called.
 //
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was

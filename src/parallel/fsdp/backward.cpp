@@ -225,7 +225,14 @@ void Fsdp::State::end_backward() {
   }
   fired_.clear();
   if (!whole_) hide_unused();
-  if (std::exchange(in_pass_, false)) finish_pass();
+  if (std::exchange(in_pass_, false)) return finish_pass();
+  // A model that is frozen now has no pass whose end all ranks meet in: they do here, so that its
+  // shards may be written next.
+  const auto trains = [&](size_t i) { return model().parameters[i].tensor.requires_grad(); };
+  if (!may_be_read_ || whole_ || *holds_ > 0 || std::ranges::any_of(trainable_, trains)) return;
+  meet("backward of a frozen model");
+  may_be_read_ = false;
+  may_be_written_ = true;
 }
 
 // Collectives in flight still write to their units' memory; the next backward() waits for them.
