@@ -60,7 +60,10 @@ struct FsdpOptions {
   // Above 0: further units are found by size, the innermost modules with at least this many
   // parameters that no unit has yet, and that are not part of one of libtorch's
   // (MultiheadAttention, Transformer and its layers, AdaptiveLogSoftmaxWithLoss), whose forward()
-  // uses no call().
+  // uses no call(). Lists and dictionaries of modules or parameters have no forward(), so theirs
+  // count for the module around them; `units` refuses such a list by name. A layer whose weights
+  // the model uses without its forward() (forward_with_packed_input(), a tied weight that is read)
+  // cannot be told apart: choose `units` then.
   int64_t min_num_params = 0;
 
   Sharding sharding = Sharding::Full;
