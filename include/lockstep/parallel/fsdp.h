@@ -60,7 +60,10 @@ struct FsdpOptions {
   // Above 0: further units are found by size, the innermost modules with at least this many
   // parameters that no unit has yet, and that are not part of one of libtorch's
   // (MultiheadAttention, Transformer and its layers, AdaptiveLogSoftmaxWithLoss), whose forward()
-  // uses no call().
+  // uses no call(). Lists and dictionaries of modules or parameters have no forward(), so theirs
+  // count for the module around them; `units` refuses such a list by name. A layer whose weights
+  // the model uses without its forward() (forward_with_packed_input(), a tied weight that is read)
+  // cannot be told apart: choose `units` then.
   int64_t min_num_params = 0;
 
   Sharding sharding = Sharding::Full;
@@ -158,16 +161,17 @@ struct FsdpShard {
 //   }
 //
 // When backward() returns, each shard's gradient is its part of the average over the ranks, the
-// same bits as under Ddp; or it threw. A shard that has a gradient already, because there was no
-// zero_grad() since the last such backward(), has the average of the new ones added to it. Ddp
-// averages what each rank has and the new one together: equal but for rounding. Gradients of
-// several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
-// parameters have a placeholder in place of a gradient: defined, without memory; reading it throws.
-// What net->zero_grad() or p.mutable_grad().reset() clears is gone from the shards when the next
-// backward() begins, or in clip_grad_norm_(); an optimizer's step() before that still sees it. An
-// optimizer of any class that treats every element by itself is given parameters(); its state is
-// sharded in the same way. Shards may be written, in place, after a backward(), after a forward
-// under no_grad, or after reshard().
+// same bits as under Ddp. One that throws leaves the shards' gradients as they were, and forgets
+// what was accumulated under hold(), unless it ran under hold() itself. A shard that has a gradient
+// already, because there was no zero_grad() since the last such backward(), has the average of the
+// new ones added to it. Ddp averages what each rank has and the new one together: equal but for
+// rounding. Gradients of several backward() have the bits of Ddp if all but the last ran under
+// hold(). The module's own parameters have a placeholder in place of a gradient: defined, without
+// memory; reading it throws. What net->zero_grad() or p.mutable_grad().reset() clears is gone from
+// the shards when the next backward() begins, or in clip_grad_norm_(); an optimizer's step() before
+// that still sees it. An optimizer of any class that treats every element by itself is given
+// parameters(); its state is sharded in the same way. Shards may be written, in place, after a
+// backward(), after a forward under no_grad, or after reshard().
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
 // writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over
@@ -185,7 +189,9 @@ struct FsdpShard {
 // accumulates whole gradients, on each rank.
 //
 // With ranks of one host there is one copy of the parameters, in memory that they share, and
-// nothing is gathered. Elsewhere the ranks gather a unit's parameters when it is called.
+// nothing is gathered. A backward() that goes through a model whose parameters are all frozen ends
+// with a barrier there, so that they may be written next (a target that follows a model): all ranks
+// run it. Elsewhere the ranks gather a unit's parameters when it is called.
 //
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was

@@ -21,6 +21,7 @@ struct ZeroOptions {
   // Where all ranks share a memory (the CPUs of one host) there is one copy of the parameters for
   // all of them, and nothing is sent after an update. Then no rank may write to a parameter between
   // two steps but one, between two collectives of all: p.mul_(0.5) on two ranks is p.mul_(0.25).
+  // WeightAverage::apply() may be called on all, or on some.
   bool share_parameters = false;
 };
 

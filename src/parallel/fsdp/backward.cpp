@@ -225,12 +225,27 @@ void Fsdp::State::end_backward() {
   }
   fired_.clear();
   if (!whole_) hide_unused();
-  if (std::exchange(in_pass_, false)) finish_pass();
+  if (std::exchange(in_pass_, false)) return finish_pass();
+  // A model that is frozen now has no pass whose end all ranks meet in: they do here, so that its
+  // shards may be written next.
+  const auto trains = [&](size_t i) { return model().parameters[i].tensor.requires_grad(); };
+  if (!may_be_read_ || whole_ || *holds_ > 0 || std::ranges::any_of(trainable_, trains)) return;
+  meet("backward of a frozen model");
+  may_be_read_ = false;
+  may_be_written_ = true;
 }
 
-// Collectives in flight still write to the units' memory; the next backward() waits for them.
+// Collectives in flight still write to their units' memory; the next backward() waits for them.
+// What the pass has added to the others' cannot be told from what came before it, and as it has no
+// guard nor average yet, neither the module's zero_grad() nor an optimizer's would reach it.
 void Fsdp::State::abandon_backward() {
-  in_pass_ = false;
+  if (std::exchange(in_pass_, false)) {
+    for (const auto& unit : units_) {
+      if (unit->reduced) continue;
+      for (auto& flat : unit->flats) memory_->take_back(flat.drop_gradients());
+    }
+    if (!is_in_lane()) std::ranges::fill(reached_, false);  // otherwise also of the lanes before
+  }
   for (const auto& each : fired_) {
     if (const auto call = each.lock()) call->discount();
   }

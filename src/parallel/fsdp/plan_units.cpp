@@ -4,6 +4,10 @@
 #include <fmt/ranges.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/adaptive.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/parameterdict.h>
+#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/nn/modules/transformer.h>
 #include <torch/nn/modules/transformercoder.h>
 #include <torch/nn/modules/transformerlayer.h>
@@ -85,17 +89,26 @@ bool is_in_a_closed_module(const std::vector<ModuleNode>& nodes, size_t node) {
   return false;
 }
 
+// Nobody can call it, because it has no forward().
+bool is_container(const Module& module) {
+  return module.as<torch::nn::ModuleListImpl>() != nullptr ||
+         module.as<torch::nn::ModuleDictImpl>() != nullptr ||
+         module.as<torch::nn::ParameterListImpl>() != nullptr ||
+         module.as<torch::nn::ParameterDictImpl>() != nullptr;
+}
+
 // The innermost modules that are large enough, as long as their units take none of another's.
 void add_by_size(const std::vector<ModuleNode>& nodes,
                  const std::vector<std::vector<size_t>>& users, const Model& model, int64_t least,
                  std::set<const Module*>& is_unit) {
   // Children come after their parents.
   for (size_t node = nodes.size(); node-- > 1;) {
-    if (is_unit.contains(nodes[node].module) || is_in_a_closed_module(nodes, node)) continue;
+    const Module* module = nodes[node].module;
+    if (is_unit.contains(module) || is_container(*module)) continue;
+    if (is_in_a_closed_module(nodes, node)) continue;
     int64_t numel = 0;
     for (size_t i = 0; i < users.size(); ++i) {
       const auto is_ours = [&](size_t user) {
-        const Module* module = nodes[node].module;
         while (nodes[user].module != module && user != 0 && !is_unit.contains(nodes[user].module)) {
           user = nodes[user].parent;
         }
@@ -105,7 +118,7 @@ void add_by_size(const std::vector<ModuleNode>& nodes,
         numel += model.parameters[i].tensor.numel();
       }
     }
-    if (numel >= least) is_unit.insert(nodes[node].module);
+    if (numel >= least) is_unit.insert(module);
   }
 }
 
@@ -156,6 +169,12 @@ std::vector<PlannedUnit> plan_units(const ModuleRef& ref, const Model& model,
       throw ConfigError(
           fmt::format("[fsdp] FsdpOptions::units has a module ({}) that is not part of the model",
                       unit ? unit->name() : "null"));
+    }
+    if (is_container(*unit)) {
+      throw ConfigError(
+          fmt::format("[fsdp] FsdpOptions::units has '{}', a {}, which has no forward() that "
+                      "lockstep::call() could run: name the modules in it, or the one around it",
+                      found->name, unit->name()));
     }
     is_unit.insert(unit.get());
   }

@@ -169,7 +169,7 @@ class Fsdp::State : public GradientListener,
   int depth_ = 0;                // calls under way
   bool stale_ = true;            // shards may have changed since publish()
   bool may_be_written_ = false;  // a forward under no_grad was the last, so they may have, too
-  bool may_be_read_ = false;     // by another rank: a forward has had no backward() yet
+  bool may_be_read_ = false;     // by another rank: no backward() since a forward
   bool whole_ = false;           // between unshard() and reshard()
   std::string written_;          // a parameter that the module's code has written to
   std::vector<Unit*> order_now_, order_before_;  // of calls in forward

@@ -137,7 +137,10 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
         parameters_[i], compute_,
         fmt::format("parameter '{}' is sharded over the ranks and has no memory outside of its "
                     "unit: it belongs to {}, so call that by lockstep::call(), gather all "
-                    "parameters by fsdp.unshard(), or give an optimizer fsdp.parameters()",
+                    "parameters by fsdp.unshard(), or give an optimizer fsdp.parameters(). A unit "
+                    "whose weights are used by more than its forward() (a weight that is read, "
+                    "forward_with_packed_input()): make the module around it the unit, by "
+                    "FsdpOptions::units",
                     name, unit));
     parameters_[i].mutable_grad() = at::Tensor();
   }

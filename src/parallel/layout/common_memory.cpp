@@ -33,7 +33,12 @@ class Known {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
 
-Known& known() {
+Known& left() {
+  static auto& all = *new Known;
+  return all;
+}
+
+Known& in_use() {
   static auto& all = *new Known;
   return all;
 }
@@ -41,13 +46,17 @@ Known& known() {
 }  // namespace
 
 void note_common(const at::Tensor& tensor) {
-  if (tensor.has_storage()) known().add(tensor);
+  if (tensor.has_storage()) left().add(tensor);
 }
+
+void note_shared(const at::Tensor& tensor) { in_use().add(tensor); }
+
+bool is_common(const at::Tensor& tensor) { return in_use().has(tensor) || left().has(tensor); }
 
 void take_own_copies(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : tensors) {
-    if (known().has(tensor)) tensor.set_data(tensor.detach().clone());
+    if (left().has(tensor)) tensor.set_data(tensor.detach().clone());
   }
 }
 

@@ -12,6 +12,10 @@ namespace lockstep::parallel {
 
 // The tensor's memory is common to the ranks, and nothing makes them write to it in turns any more.
 void note_common(const at::Tensor& tensor);
+// The tensor's memory is common to the ranks, and a ZeroOptimizer makes them write to it in turns.
+void note_shared(const at::Tensor& tensor);
+// Whether it is in memory of either kind.
+bool is_common(const at::Tensor& tensor);
 
 // Gives those of the tensors that are in such memory memory of their own, with the same values.
 void take_own_copies(const std::vector<std::pair<std::string, at::Tensor>>& tensors);

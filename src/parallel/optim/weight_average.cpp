@@ -8,6 +8,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "parallel/layout/common_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -109,8 +110,18 @@ WeightAverage::Applied WeightAverage::apply() {
 WeightAverage::Applied::Applied(WeightAverage& average) : average_(&average) {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
-  for (const auto& weight : average.weights_) before_.push_back(weight.detach().clone());
-  for (size_t i = 0; i < before_.size(); ++i) average.weights_[i].copy_(average.averages_[i]);
+  std::vector<at::Tensor> places;
+  for (const auto& weight : average.weights_) {
+    const at::Tensor copy = weight.detach().clone();
+    // Other ranks begin and end earlier or later, and would find there what this one has written.
+    const bool moves = is_common(weight);
+    before_.push_back(moves ? weight.detach() : copy);
+    places.push_back(moves ? copy : weight);
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    places[i].copy_(average.averages_[i]);
+    if (!places[i].is_same(average.weights_[i])) average.weights_[i].set_data(places[i]);
+  }
   average.is_applied_ = true;
 }
 
@@ -120,7 +131,14 @@ WeightAverage::Applied::~Applied() {
   try {
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < before_.size(); ++i) average_->weights_[i].copy_(before_[i]);
+    for (size_t i = 0; i < before_.size(); ++i) {
+      const at::Tensor& weight = average_->weights_[i];
+      if (is_common(before_[i])) {
+        weight.set_data(before_[i]);
+      } else {
+        weight.copy_(before_[i]);
+      }
+    }
   } catch (const std::exception& error) {
     log::error(fmt::format("[weight average] the weights did not get their values back: {}",
                            error.what()));

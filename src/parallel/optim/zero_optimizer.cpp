@@ -92,7 +92,11 @@ void ZeroOptimizer::Parts::take_memory(bool share) {
     const auto options = places[flat.members.front()].options().requires_grad(false);
     flat.memory = share ? group.shared({flat.layout.numel()}, options) : at::Tensor();
     shared = flat.memory.defined();
-    if (!shared) flat.memory = group.empty({flat.layout.numel()}, options);
+    if (shared) {
+      note_shared(flat.memory);
+    } else {
+      flat.memory = group.empty({flat.layout.numel()}, options);
+    }
     const auto& members = flat.layout.members();
     for (size_t member = 0; member < members.size(); ++member) {
       at::Tensor& place = places[flat.members[member]];

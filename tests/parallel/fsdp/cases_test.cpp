@@ -367,6 +367,41 @@ TEST(FsdpCases, UnitsBySizeAreNoPartsOfLibtorchsModules) {
   });
 }
 
+// Lists have no forward() that could be called: what is in them belongs to the module around.
+TEST(FsdpCases, UnitsBySizeAreNoLists) {
+  struct ListedImpl : torch::nn::Module {
+    ListedImpl() {
+      for (int i = 0; i < 4; ++i) list->push_back(torch::nn::Linear(10, 10));
+      register_module("list", list);
+      factors->append(torch::ones({10, 10}));
+      register_module("factors", factors);
+    }
+    at::Tensor forward(at::Tensor x) {
+      for (const auto& layer : *list) x = layer->as<torch::nn::Linear>()->forward(x);
+      return x.mm(factors[0]);
+    }
+    torch::nn::ModuleList list;
+    torch::nn::ParameterList factors;
+  };
+  spawn(2, [](World& world) {
+    const auto model = std::make_shared<ListedImpl>();
+    const torch::nn::Sequential net(model, torch::nn::Linear(10, 1));
+    {
+      // A layer has 110 parameters, the list 440, the factors 100.
+      const Fsdp fsdp(net, world.group(), {.min_num_params = 300});
+      std::vector<int64_t> sizes;
+      for (const auto& unit : fsdp.units()) sizes.push_back(unit.numel);
+      EXPECT_THAT(sizes, ::testing::ElementsAre(11, 540));
+      lockstep::call(net, torch::ones({2, 10})).sum().backward();
+      EXPECT_TRUE(fsdp.parameters()[0].grad().defined());
+    }
+    EXPECT_THAT(
+        message_of<ConfigError>([&] { Fsdp(net, world.group(), {.units = {model->list.ptr()}}); }),
+        ::testing::HasSubstr("FsdpOptions::units has '0.list', a "
+                             "torch::nn::ModuleListImpl, which has no forward()"));
+  });
+}
+
 TEST(FsdpCases, WhatCannotBeIsRefusedOnAllRanks) {
   spawn(2, [](World& world) {
     const auto refused = [&](const auto& attach) { return message_of<ConfigError>(attach); };

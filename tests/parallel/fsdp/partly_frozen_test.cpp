@@ -332,5 +332,45 @@ TEST(FsdpCases, AViewThatAUnitReturnsMayBeChangedInPlace) {
   });
 }
 
+// Gradients go through it, to the model before it, and its shards follow that one's.
+TEST(FsdpFrozenModel, IsUpdatedAfterGradientsWentThroughIt) {
+  on_both([](World& world, const FsdpOptions& options) {
+    const auto train = [&](const auto& attach) {
+      const Tower net;
+      torch::nn::Linear teacher(TowerImpl::kWords, 8);
+      {
+        const at::NoGradGuard no_grad;
+        for (auto& parameter : teacher->parameters()) parameter.fill_(0.25);
+      }
+      for (auto& parameter : teacher->parameters()) parameter.set_requires_grad(false);
+      auto [student, weights, frozen, targets] = attach(net, teacher);
+      torch::optim::SGD sgd(weights, 0.1);
+      std::vector<at::Tensor> losses;
+      for (int step = 0; step < 3; ++step) {
+        student->zero_grad();
+        const at::Tensor scores = call(net, tower_input(world.rank(), step));
+        losses.push_back(torch::tanh(call(teacher, scores)).square().mean());
+        losses.back().backward();
+        sgd.step();
+        const at::NoGradGuard no_grad;
+        for (auto& target : targets) target.mul_(0.5);
+      }
+      return at::stack(losses);
+    };
+    const at::Tensor losses = train([&](const Tower& net, torch::nn::Linear& teacher) {
+      auto student = std::make_unique<Fsdp>(net, world.group(),
+                                            with_units(options, units_of<BlockImpl>(*net)));
+      auto frozen = std::make_unique<Fsdp>(teacher, world.group(), options);
+      auto weights = student->parameters(), targets = frozen->parameters();
+      return std::tuple(std::move(student), weights, std::move(frozen), targets);
+    });
+    const at::Tensor usual = train([&](const Tower& net, torch::nn::Linear& teacher) {
+      auto ddp = std::make_unique<Ddp>(net, world.group());
+      return std::tuple(std::move(ddp), net->parameters(), 0, teacher->parameters());
+    });
+    EXPECT_TRUE(at::equal(losses, usual)) << losses << usual;
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -244,6 +244,20 @@ TEST(FsdpRefused, RecurrentLayersAreNot) {
   });
 }
 
+// lockstep::call() runs forward() only.
+TEST(FsdpRefused, ARecurrentLayerOfPackedInputIsToldWhatToDo) {
+  on_both([](World& world, FsdpOptions options) {
+    LstmNet net;
+    const Fsdp fsdp(net, world.group(), with_units(options, {net->layers.ptr()}));
+    const auto rows = torch::nn::utils::rnn::pack_padded_sequence(
+        three_rows(world.rank(), 0).view({2, 2, 30}), torch::full({2}, 2, at::kLong));
+    EXPECT_THAT(message_of([&] { net->layers->forward_with_packed_input(rows); }),
+                AllOf(HasSubstr("it belongs to unit 'layers', so call that by lockstep::call()"),
+                      HasSubstr("forward_with_packed_input()): make the module around it the "
+                                "unit, by FsdpOptions::units")));
+  });
+}
+
 TEST(FsdpRefused, OptionsThatAreWrongOnOneRankOnly) {
   spawn(2, [](World& world) {
     const auto refused = [&](FsdpOptions wrong) {

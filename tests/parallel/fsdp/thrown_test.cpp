@@ -86,6 +86,38 @@ TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
   }
 }
 
+// In the middle of a unit, whose gradients so far have neither an average nor a placeholder in the
+// module that could be cleared.
+TEST(FsdpThrown, GradientsThatHadArrivedAreGone) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Tower net, usual;
+    Fsdp fsdp(net, world.group(), options);
+    const Ddp ddp(usual, world.group());
+    torch::optim::SGD sgd(fsdp.parameters(), 0.1);
+    const std::vector<std::function<void()>> ways = {
+        [&] { fsdp.zero_grad(); }, [&] { sgd.zero_grad(); }, [&] { net->zero_grad(); }};
+    int step = 0;
+    for (const auto& clear : ways) {
+      for (const bool held : {false, true}) {
+        if (held) {
+          const auto hold = fsdp.hold();
+          tower_loss(net, world.rank(), ++step).backward();
+        }
+        const auto bias = net->blocks[1]->up->bias;
+        const auto hook = bias.register_hook(
+            [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+        EXPECT_THROW(tower_loss(net, world.rank(), ++step).backward(), std::runtime_error);
+        bias.remove_hook(hook);
+        clear();
+        usual->zero_grad();
+        tower_loss(net, world.rank(), ++step).backward();
+        tower_loss(usual, world.rank(), step).backward();
+        expect_same_gradients(fsdp, usual, 0);
+      }
+    }
+  });
+}
+
 // What it leaves in memory that the ranks share needs no more memory than before.
 TEST(FsdpGone, ADdpGivesEachRankParametersOfItsOwn) {
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {

@@ -98,6 +98,49 @@ TEST(WeightAverages, AreAppliedForAWhile) {
   average.update();
 }
 
+// Ranks apply them one after the other, and give them back in the same order.
+TEST(WeightAverages, AreAppliedByEachRankWhereAllHaveOneMemory) {
+  spawn(2, [](World& world) {
+    Tower net;
+    const Ddp ddp(net, world.group());
+    ZeroOptimizer sgd(net->parameters(), world.group(),
+                      zero<torch::optim::SGD>(torch::optim::SGDOptions(0.1)),
+                      {.share_parameters = true});
+    ASSERT_TRUE(sgd.shares_parameters());
+    WeightAverage average(net->parameters(), {.decay = 0.5});
+    const auto step = [&](int number) {
+      sgd.zero_grad();
+      tower_loss(net, world.rank(), number).backward();
+      sgd.step();
+      average.update();
+    };
+    const auto equal = [&](const std::vector<at::Tensor>& want) {
+      return std::ranges::equal(net->parameters(), want, &at::equal);
+    };
+    const auto in_turns = [&](const auto& act) {
+      for (int rank = 0; rank < 2; ++rank) {
+        if (world.rank() == rank) act();
+        world.group().barrier().wait();
+      }
+    };
+    for (int number = 0; number < 3; ++number) {
+      step(number);
+      std::vector<at::Tensor> before;
+      for (const auto& weight : net->parameters()) before.push_back(weight.detach().clone());
+      EXPECT_EQ(equal(average.averages()), number == 0);
+      std::optional<WeightAverage::Applied> applied;
+      in_turns([&] { applied.emplace(average.apply()); });
+      EXPECT_TRUE(equal(average.averages()));
+      in_turns([&] {
+        EXPECT_TRUE(equal(average.averages()));
+        applied.reset();
+      });
+      EXPECT_TRUE(equal(before));
+      EXPECT_TRUE(sgd.shares_parameters());
+    }
+  });
+}
+
 TEST(WeightAverages, RefuseWhatTheyCannotAverage) {
   const at::Tensor weight = at::zeros({4});
   for (const double decay : {-0.1, 1.1, std::nan("")}) {
