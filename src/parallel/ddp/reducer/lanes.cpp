@@ -108,13 +108,13 @@ void Reducer::settle_lanes() {
   const auto& mine = lanes_->any_reached();
   const bool all = std::find(mine.begin(), mine.end(), 0) == mine.end();
   const auto used = all ? mine : flags_.set();
-  for (size_t i = 0; i < dense_; ++i) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
-    if (used[i]) {
+    if (!used[i]) {
+      gradient = lanes_->prior(i);
+    } else if (!is_sparse(i)) {  // average_sparse_lanes() has set the others
       gradient = buckets_.view(i);
       torch::autograd::impl::bump_version(buckets_.view(i));
-    } else {
-      gradient = lanes_->prior(i);
     }
   }
   lanes_->reset();
