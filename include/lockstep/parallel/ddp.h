@@ -123,8 +123,11 @@ class [[nodiscard]] Hold {
 // group.
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
-// same order for several models on one group. A rank whose loss reaches no parameter does not
-// average with the others, whose deadline then passes with an error that names it. A backward()
+// same order for several models on one group. One backward() may reach several models, also on
+// groups that differ, and ranks may add their losses in any order. (On GPUs NCCL needs one order of
+// its communicators: add losses of models on several groups in the same order there.) A Ddp and an
+// Fsdp that one backward() reaches need a group each. A rank whose loss reaches no parameter does
+// not average with the others, whose deadline then passes with an error that names it. A backward()
 // inside another (re-entrant checkpointing) belongs to the outer one.
 //
 // Gradients are aliases of the buckets. One that is kept after it was cleared (kept = p.grad();

@@ -259,7 +259,7 @@ void Reducer::wait_for_works() {
 
 void Reducer::finish() {
   const bool is_last = is_last_lane();
-  if (is_last && !shadows_) return queue_->finish();
+  if (is_last && !shadows_) return PassQueue::end(queue_);
   launch_all_but_last();
   if (is_last) finish_pass();
 }

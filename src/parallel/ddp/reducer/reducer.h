@@ -60,6 +60,8 @@ class Reducer : public GradientListener,
   // At the end of backward(), one after the other.
   void launch_all_but_last();
   void finish_pass();
+  // Or backward() threw.
+  void abandon();
 
   // With a plan.
   void enter_lane(int64_t lane) override;
@@ -124,8 +126,6 @@ class Reducer : public GradientListener,
   void drive();
   void wait_for_works();
   void finish();
-  // backward() threw.
-  void abandon();
   void finish_abandoned();
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
   std::vector<char> reached() const;
