@@ -151,8 +151,10 @@ void BufferSync::warn_of_own_changes(const std::vector<double>& shares) {
     warned_ = true;
     return log::warn(fmt::format(
         "[ddp] buffer '{}' was changed on this rank since the last backward(), but not on all "
-        "ranks, so the ranks' values differed in this forward; they are rank 0's from now on. "
-        "Change it in the same way on all ranks, or call sync_buffers() before forward()",
+        "ranks; it is rank 0's from now on. Where forward() changes it, as that of an observer "
+        "does whose value may also stay as it is, nothing is wrong. Else the ranks' values "
+        "differed in this forward: change it in the same way on all ranks, or call "
+        "sync_buffers() before forward()",
         buffers_[i].name));
   }
 }

@@ -41,8 +41,8 @@ class BufferSync {
   // run backward on some ranks only.
   void finish(const std::vector<double>& shares);
 
-  // Warns once when only some ranks have changed buffers between two steps. (A forward changes them
-  // on all ranks.)
+  // Warns once when only some ranks have changed buffers between two steps. (Most forwards that
+  // change them do so on all ranks.)
   void warn_of_own_changes(const std::vector<double>& shares);
 
   // All of that by itself. Every rank calls it.
