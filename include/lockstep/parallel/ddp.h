@@ -40,7 +40,8 @@ enum class Unused {
 // A buffer is written only when some rank has changed it. A graph that has saved it can then no
 // longer run backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
 // run all but the last backward() of such a graph under hold(). The running statistics of a
-// BatchNorm layer in training do not count, because its gradient does not depend on them.
+// BatchNorm layer in training (of torch::nn, or scripted in Python) do not count, because its
+// gradient does not depend on them.
 enum class Buffers {
   Broadcast,  // and again whenever a backward has averaged the gradients
   Average,    // then the average over the ranks; integers (and float8) become rank 0's

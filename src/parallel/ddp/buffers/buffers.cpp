@@ -123,8 +123,7 @@ void BufferSync::start(const std::vector<int>& present) {
 // training does not depend on them: two forwards may come before their backwards. So it is here.
 void BufferSync::write(size_t buffer, const at::Tensor& value) const {
   const Named& item = buffers_[buffer];
-  const auto layer = item.statistic_of.lock();
-  const bool counts = !layer || !layer->is_training();
+  const bool counts = !item.trains || !(*item.trains)();
   own_elements(counts ? item.tensor : item.tensor.variable_data()).copy_(value);
 }
 
