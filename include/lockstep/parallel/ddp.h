@@ -142,11 +142,14 @@ class [[nodiscard]] Hold {
 // is refused).
 //
 // While Ddp is attached, values may change freely: torch::load() of the module or any part of it is
-// fine, and so is freezing parameters on all ranks; where one rank alone has frozen a parameter
-// that another computes a gradient of, the next backward() throws ConfigError on all. Other changes
-// need refresh(): parameters that were unfrozen, added or replaced (replace_module), a module
-// converted by to(dtype) or to(device). Until then backward() throws. Of a change after which no
-// parameter that it knows gets a gradient it learns in zero_grad() only.
+// fine, and so is freezing parameters on all ranks, between steps; where one rank alone has frozen
+// a parameter that another computes a gradient of, the next backward() throws ConfigError on all,
+// and so it does where all have frozen it after a backward() under hold() that some of them alone
+// reached it in. A buffer may be replaced by one of the same sizes, dtype and device, as by
+// forward() of a scripted module that assigns to it. Other changes need refresh(): parameters that
+// were unfrozen, added or replaced (replace_module), a module converted by to(dtype) or to(device).
+// Until then backward() throws. Of a change after which no parameter that it knows gets a gradient
+// it learns in zero_grad() only.
 //
 // With lanes, Ddp attaches in a group of one, too, and gradients are averages over lanes: undefined
 // within a step, and set when the last lane's backward() returns. What was in them before the step

@@ -81,6 +81,18 @@ BufferSync::BufferSync(const Group& group, std::vector<Named> buffers, Buffers m
   for (size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(own_elements(buffers_[i].tensor));
 }
 
+void BufferSync::follow(const std::vector<Named>& now) {
+  size_t copied = 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const bool is_copied = !is_averaged(buffers_[i].tensor, mode_);
+    if (!buffers_[i].tensor.is_same(now[i].tensor)) {
+      buffers_[i] = now[i];
+      if (is_copied) copied_.replace(copied, now[i].tensor);
+    }
+    if (is_copied) ++copied;
+  }
+}
+
 std::vector<at::Tensor> BufferSync::places_in(const Flat& averaged, const at::Tensor& flat) const {
   const at::Tensor elements = as_elements(flat, averaged.layout.dtype());
   std::vector<at::Tensor> places;

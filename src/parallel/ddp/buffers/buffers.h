@@ -27,6 +27,8 @@ class BufferSync {
   BufferSync(const Group& group, std::vector<Named> buffers, Buffers mode);
 
   size_t size() const { return buffers_.size(); }
+  // The same ones, of which some have become other tensors like those that they were.
+  void follow(const std::vector<Named>& now);
 
   // By buffer: whether this rank's differs from what they were at first and the last finish() left.
   // Looked at byte by byte, because batch_norm() writes to buffers without counting a version; on a

@@ -115,6 +115,11 @@ class Reducer : public GradientListener,
   void begin();
   void forget();
   comm::CallOptions call(std::string_view label) const;
+  // Of the module, which may replace its buffers.
+  std::string change() {
+    buffers_.follow(module_.follow_buffers());
+    return module_.change();
+  }
   // Refuses the pass, or the next one. The first objection counts.
   void object(std::string text) { objection_.add(std::move(text)); }
   void object_to_gradient(size_t parameter);
