@@ -96,6 +96,26 @@ TEST(LanesOfDdp, MayHoldAndMayKeepGradientsOfBefore) {
   });
 }
 
+TEST(LanesOfDdp, LeaveGradientsOfBeforeWhereNoLaneReaches) {
+  expect_one_result([](World& world) {
+    LaneNet net;
+    Ddp ddp(net, world.group(), {.lanes = 8});
+    for (Lane lane : ddp.lanes(StepKey{})) net.loss(lane.index).backward();
+    const auto of_table = net.table->weight.grad().to_dense().clone();
+    const auto of_spare = net.spare->weight.grad().clone();
+    EXPECT_GT(of_table.abs().sum().item<float>(), 0);
+    for (const bool is_frozen : {false, true}) {
+      net.table->weight.set_requires_grad(!is_frozen);
+      for (Lane lane : ddp.lanes(StepKey{.step = 1}))
+        net.second(torch::tanh(net.first(test::drawn({4, 5}, lane.index)))).sum().backward();
+      const auto table = net.table->weight.grad(), spare = net.spare->weight.grad();
+      EXPECT_TRUE(table.defined() && table.to_dense().equal(of_table)) << "frozen: " << is_frozen;
+      EXPECT_TRUE(spare.defined() && spare.equal(of_spare)) << "frozen: " << is_frozen;
+    }
+    return gradients_hash(net);
+  });
+}
+
 TEST(LanesOfDdp, MeetHooksOfTheUsersAndHistory) {
   expect_one_result([](World& world) {
     LaneNet net;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "lanes/net.h"
@@ -65,6 +66,21 @@ TEST(LanesRefuse, ALaneWithoutABackwardAndOneWithTwo) {
       net.loss(lane.index).backward();
       net.loss(lane.index).backward();
     }
+  });
+}
+
+TEST(LanesRefuse, AStepAfterAnExceptionUntilZeroGradOfTheDdpItself) {
+  expect_refused("after an exception ddp.zero_grad()", {.lanes = 8}, [](LaneNet& net, Ddp& ddp) {
+    EXPECT_THROW(
+        {
+          for (Lane lane : ddp.lanes(StepKey{})) {
+            net.loss(lane.index).backward();
+            throw std::runtime_error("a broken batch");
+          }
+        },
+        std::runtime_error);
+    torch::optim::SGD(net.parameters(), 0.1).zero_grad();
+    for (Lane lane : ddp.lanes(StepKey{})) net.loss(lane.index).backward();
   });
 }
 

@@ -47,6 +47,8 @@ class ModuleRef {
 
   // Nothing for a torch::jit::Module.
   const torch::nn::Module* module() const { return module_; }
+  // Nothing for a torch::nn::Module.
+  const std::optional<torch::jit::Module>& script() const { return script_; }
   // Whether a module that a shared_ptr owned has been destroyed; then nothing above may be called.
   bool has_expired() const { return is_owned_ && owner_.expired(); }
 

@@ -40,7 +40,8 @@ enum class Unused {
 // A buffer is written only when some rank has changed it. A graph that has saved it can then no
 // longer run backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
 // run all but the last backward() of such a graph under hold(). The running statistics of a
-// BatchNorm layer in training do not count, because its gradient does not depend on them.
+// BatchNorm layer in training (of torch::nn, or scripted in Python) do not count, because its
+// gradient does not depend on them.
 enum class Buffers {
   Broadcast,  // and again whenever a backward has averaged the gradients
   Average,    // then the average over the ranks; integers (and float8) become rank 0's
@@ -123,8 +124,11 @@ class [[nodiscard]] Hold {
 // group.
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
-// same order for several models on one group. A rank whose loss reaches no parameter does not
-// average with the others, whose deadline then passes with an error that names it. A backward()
+// same order for several models on one group. One backward() may reach several models, also on
+// groups that differ, and ranks may add their losses in any order. (On GPUs NCCL needs one order of
+// its communicators: add losses of models on several groups in the same order there.) A Ddp and an
+// Fsdp that one backward() reaches need a group each. A rank whose loss reaches no parameter does
+// not average with the others, whose deadline then passes with an error that names it. A backward()
 // inside another (re-entrant checkpointing) belongs to the outer one.
 //
 // Gradients are aliases of the buckets. One that is kept after it was cleared (kept = p.grad();
@@ -138,11 +142,14 @@ class [[nodiscard]] Hold {
 // is refused).
 //
 // While Ddp is attached, values may change freely: torch::load() of the module or any part of it is
-// fine, and so is freezing parameters on all ranks; where one rank alone has frozen a parameter
-// that another computes a gradient of, the next backward() throws ConfigError on all. Other changes
-// need refresh(): parameters that were unfrozen, added or replaced (replace_module), a module
-// converted by to(dtype) or to(device). Until then backward() throws. Of a change after which no
-// parameter that it knows gets a gradient it learns in zero_grad() only.
+// fine, and so is freezing parameters on all ranks, between steps; where one rank alone has frozen
+// a parameter that another computes a gradient of, the next backward() throws ConfigError on all,
+// and so it does where all have frozen it after a backward() under hold() that some of them alone
+// reached it in. A buffer may be replaced by one of the same sizes, dtype and device, as by
+// forward() of a scripted module that assigns to it. Other changes need refresh(): parameters that
+// were unfrozen, added or replaced (replace_module), a module converted by to(dtype) or to(device).
+// Until then backward() throws. Of a change after which no parameter that it knows gets a gradient
+// it learns in zero_grad() only.
 //
 // With lanes, Ddp attaches in a group of one, too, and gradients are averages over lanes: undefined
 // within a step, and set when the last lane's backward() returns. What was in them before the step

@@ -7,6 +7,7 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "parallel/ddp/packed.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -18,6 +19,14 @@ const Named* find(const std::vector<Named>& items, const std::string& name) {
 
 std::string describe(at::ScalarType dtype, at::Device device, at::IntArrayRef sizes) {
   return fmt::format("{} [{}] on {}", comm::name_of(dtype), fmt::join(sizes, ", "), device.str());
+}
+
+// Whether all that is done with the buffer can be done with the one in its place.
+bool fits(const at::Tensor& buffer, const at::Tensor& other) {
+  return other.layout() == at::kStrided && !other.is_quantized() && !other.is_inference() &&
+         other.scalar_type() == buffer.scalar_type() && other.device() == buffer.device() &&
+         other.sizes() == buffer.sizes() &&
+         own_elements(other).sizes() == own_elements(buffer).sizes() && !has_overlaps(other);
 }
 
 // The first of `now` that was not there, or was another tensor; or of `before` that is gone.
@@ -40,11 +49,13 @@ std::string first_replaced(std::string_view kind, const std::vector<Named>& befo
 
 AttachedModule::AttachedModule(ModuleRef module, ModelNotes notes)
     : module_(std::move(module)), notes_(std::move(notes)), model_(Model::of(module_, notes_)) {
-  for (const at::Tensor& tensor : model_.tensors()) {
-    was_.push_back({tensor, tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
-                    tensor.requires_grad()});
-  }
+  for (const at::Tensor& tensor : model_.tensors()) was_.push_back(as_it_is(tensor));
   tensors_ = module_.tensors();
+}
+
+AttachedModule::Was AttachedModule::as_it_is(const at::Tensor& tensor) {
+  return {tensor, tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
+          tensor.requires_grad()};
 }
 
 bool AttachedModule::is_same(const Was& was) {
@@ -60,6 +71,26 @@ std::string AttachedModule::change() {
   return text;
 }
 
+bool AttachedModule::has_same_tensors() const {
+  return std::ranges::equal(
+      module_.tensors(), tensors_,
+      [](const at::Tensor& one, const at::Tensor& other) { return one.is_same(other); });
+}
+
+const std::vector<Named>& AttachedModule::follow_buffers() {
+  if (model_.buffers.empty() || module_.has_expired() || has_same_tensors()) return model_.buffers;
+  const Model now = Model::of(module_, notes_);
+  for (size_t i = 0; i < model_.buffers.size(); ++i) {
+    Named& item = model_.buffers[i];
+    const Named* other = find(now.buffers, item.name);
+    if (other == nullptr || !fits(item.tensor, other->tensor)) continue;
+    item = *other;
+    was_[model_.parameters.size() + i] = as_it_is(item.tensor);
+  }
+  difference(now, module_.tensors());
+  return model_.buffers;
+}
+
 std::string AttachedModule::difference() {
   for (size_t i = 0; i < was_.size(); ++i) {
     const Was& was = was_[i];
@@ -73,17 +104,18 @@ std::string AttachedModule::difference() {
         "{} '{}' was {}", is_parameter ? "parameter" : "buffer", item.name,
         now == before ? "unfrozen" : fmt::format("{} and was converted to {}", before, now));
   }
-  if (module_.has_expired()) return {};
-  auto tensors = module_.tensors();
-  const auto is_same_tensor = [](const at::Tensor& one, const at::Tensor& other) {
-    return one.is_same(other);
-  };
-  if (std::ranges::equal(tensors, tensors_, is_same_tensor)) return {};
-  const Model now = Model::of(module_, notes_);
+  if (module_.has_expired() || has_same_tensors()) return {};
+  return difference(Model::of(module_, notes_), module_.tensors());
+}
+
+std::string AttachedModule::difference(const Model& now, std::vector<at::Tensor> tensors) {
   if (!now.unknown.empty()) return now.unknown;
   if (auto text = first_replaced("parameter", model_.parameters, now.parameters); !text.empty())
     return text;
-  if (auto text = first_replaced("buffer", model_.buffers, now.buffers); !text.empty()) return text;
+  if (auto text = first_replaced("buffer", model_.buffers, now.buffers); !text.empty()) {
+    return fmt::format("{} ({}::ignore leaves alone what forward() replaces)", text,
+                       notes_.options);
+  }
   tensors_ = std::move(tensors);  // only what is ignored has changed
   return {};
 }

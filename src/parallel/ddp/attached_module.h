@@ -16,6 +16,10 @@ class AttachedModule {
   const ModelNotes& notes() const { return notes_; }
   const ModuleRef& module() const { return module_; }
 
+  // Takes buffers that were replaced by others of the same sizes, dtype and device into the model,
+  // as forward() of a scripted module replaces those that it assigns to. Returns the model's.
+  const std::vector<Named>& follow_buffers();
+
   // What has become different since construction, as an error's text; empty when nothing has, or
   // when the module has been destroyed. A parameter that was frozen since does not count: it gets
   // no gradients. Takes some ten nanoseconds a tensor when nothing has.
@@ -37,7 +41,11 @@ class AttachedModule {
     bool is_trainable;
   };
 
+  static Was as_it_is(const at::Tensor& tensor);
   static bool is_same(const Was& was);
+  bool has_same_tensors() const;
+  // Where the module's `tensors`, of which `now` is made, are not those of model_.
+  std::string difference(const Model& now, std::vector<at::Tensor> tensors);
 
   ModuleRef module_;
   ModelNotes notes_;

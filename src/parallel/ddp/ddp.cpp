@@ -112,6 +112,8 @@ struct Ddp::State {
   }
   // A group of one has no peers to average with, but may have lanes to add up.
   bool is_alone() const { return group.size() == 1 && !plan; }
+  // With the buffers that the module has now.
+  const Model& model();
 
   void attach();
   void attach_hook(const Model& model) const;
@@ -133,6 +135,12 @@ void Ddp::State::attach_hook(const Model& model) const {
   for (const auto& each : group.all_gather_bytes(fault, {.label = "Ddp: hook"})) {
     if (!each.empty()) throw ConfigError(each);
   }
+}
+
+const Model& Ddp::State::model() {
+  const auto& now = module.follow_buffers();
+  if (buffers) buffers->follow(now);
+  return module.model();
 }
 
 void Ddp::State::attach() {
@@ -220,6 +228,7 @@ void Ddp::sync_buffers() {
         "on another number of them: change buffers in the same way on all ranks, or use "
         "Buffers::Broadcast");
   }
+  state_->model();
   if (state_->buffers) state_->buffers->sync();
 }
 
@@ -280,13 +289,11 @@ void Ddp::leave() {
   if (!state_->reducer) return;
   const auto present = state_->reducer->leave();
   if (static_cast<int>(present.size()) == state_->group.size()) return;
-  broadcast_all(state_->group, state_->module.model().tensors(), kMessageBytes, present.front(),
+  broadcast_all(state_->group, state_->model().tensors(), kMessageBytes, present.front(),
                 "Join: last state");
 }
 
-uint64_t Ddp::fingerprint() const {
-  return parallel::fingerprint(state_->module.model().tensors());
-}
+uint64_t Ddp::fingerprint() const { return parallel::fingerprint(state_->model().tensors()); }
 
 int64_t Ddp::lane_count() const { return state_->plan ? state_->plan->lanes : 0; }
 

@@ -112,14 +112,22 @@ std::unordered_set<const void*> tables(const torch::nn::Module& module, const Fi
   return found;
 }
 
+// By tensor: whether the layer whose running statistic it is trains now.
+using TrainingByStatistic =
+    std::unordered_map<const void*, std::shared_ptr<const std::function<bool()>>>;
+
 // The running statistics of torch's layers. (Ours count the versions of theirs.)
-std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> statistics(
-    const torch::nn::Module& module) {
-  std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> layers;
+TrainingByStatistic statistics(const torch::nn::Module& module) {
+  TrainingByStatistic found;
   const auto add = [&](const torch::nn::Module& owner, const auto* layer) {
     if (layer == nullptr) return;
+    const auto trains =
+        std::make_shared<const std::function<bool()>>([owner = owner.weak_from_this()] {
+          const auto alive = owner.lock();
+          return alive && alive->is_training();
+        });
     for (const auto& tensor : {layer->running_mean, layer->running_var}) {
-      if (tensor.defined()) layers[tensor.unsafeGetTensorImpl()] = owner.weak_from_this();
+      if (tensor.defined()) found[tensor.unsafeGetTensorImpl()] = trains;
     }
   };
   const auto add_any = [&](const torch::nn::Module& owner) {
@@ -129,7 +137,26 @@ std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> statisti
   };
   add_any(module);
   for (const auto& layer : module.modules(/*include_self=*/false)) add_any(*layer);
-  return layers;
+  return found;
+}
+
+// Of those that were scripted or traced in Python, which keep their names.
+TrainingByStatistic statistics(const torch::jit::Module& module) {
+  TrainingByStatistic found;
+  for (const torch::jit::Module& layer : module.modules()) {
+    const auto name = layer.type()->name();
+    if (!name || !name->prefix().starts_with("__torch__.torch.nn.modules.batchnorm") ||
+        !name->name().starts_with("BatchNorm")) {
+      continue;
+    }
+    const auto trains =
+        std::make_shared<const std::function<bool()>>([layer] { return layer.is_training(); });
+    for (const char* statistic : {"running_mean", "running_var"}) {
+      const c10::IValue value = layer.attr(statistic, c10::IValue());
+      if (value.isTensor()) found[value.toTensor().unsafeGetTensorImpl()] = trains;
+    }
+  }
+  return found;
 }
 
 std::string unknown_name(const ModelNotes& notes, std::string_view option, std::string_view name,
@@ -164,11 +191,12 @@ Model Model::of(const ModuleRef& ref, const ModelNotes& notes) {
       item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
       item.renormalised = renormalised.contains(item.tensor.unsafeGetTensorImpl());
     }
-    const auto layers = statistics(*module);
-    for (auto& item : model.buffers) {
-      const auto layer = layers.find(item.tensor.unsafeGetTensorImpl());
-      if (layer != layers.end()) item.statistic_of = layer->second;
-    }
+  }
+  const TrainingByStatistic training =
+      ref.script() ? statistics(*ref.script()) : statistics(*ref.module());
+  for (auto& item : model.buffers) {
+    const auto statistic = training.find(item.tensor.unsafeGetTensorImpl());
+    if (statistic != training.end()) item.trains = statistic->second;
   }
   for (const auto& name : notes.sparse) {
     const auto found = std::ranges::find(model.parameters, name, &Named::name);

@@ -1,6 +1,7 @@
 // The parameters and buffers of a module that are trained.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,8 +17,8 @@ struct Named {
   at::Tensor tensor;
   bool sparse = false;        // its gradient will be
   bool renormalised = false;  // by forward(): the table of an Embedding with max_norm
-  // Of a buffer: the torch::nn::BatchNorm layer whose running mean or variance it is.
-  std::weak_ptr<const torch::nn::Module> statistic_of = {};
+  // Of a running mean or variance: whether its BatchNorm layer is in training. Null of others.
+  std::shared_ptr<const std::function<bool()>> trains = nullptr;
 };
 
 // The caller's options for some tensors, by name.

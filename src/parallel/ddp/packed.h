@@ -23,6 +23,8 @@ class Packed {
   Packed(const Group& group, std::vector<at::Tensor> tensors);
 
   bool empty() const { return tensors_.empty(); }
+  // Another tensor like it takes its place.
+  void replace(size_t index, const at::Tensor& tensor) { tensors_[index] = tensor; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   // What a tensor became in the last broadcast, with the sizes of its own_elements().
   const at::Tensor& region(size_t index) const { return regions_[index]; }

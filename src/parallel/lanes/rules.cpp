@@ -131,7 +131,8 @@ void begin_lanes(const Group& group, const LaneOptions& options) {
 void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane) {
   objection.add(fmt::format(
       "{} of the step has had no backward() outside of hold(): run one in every lane, and after an "
-      "exception zero_grad() before the next step",
+      "exception ddp.zero_grad() or fsdp.zero_grad() before the next step, where that of an "
+      "optimizer or module is not enough",
       plan.name(own_lane)));
 }
 

@@ -1,9 +1,12 @@
 // hold() accumulates without communication.
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int kMicroBatches = 3;
 
@@ -100,6 +103,26 @@ TEST(Hold, WhatOnlyTheHeldBackwardReachedIsAveragedToo) {
     expect_rounded(gradients(net), average_gradients(2, make_mlp, [&](Mlp& m, int r) {
                      return square_loss(m, r) + body(m, r);
                    }));
+  });
+}
+
+// Whether the others have frozen it, too, no rank is told.
+TEST(Hold, FreezingAfterSomeRanksReachedAParameterIsRefused) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    const auto body = [&] { net.first(input(world.rank())).square().mean().backward(); };
+    {
+      const auto hold = ddp.hold();
+      if (world.rank() == 0) square_loss(net, 0).backward();
+    }
+    net.second->weight.set_requires_grad(false);
+    body();
+    ddp.zero_grad();
+    EXPECT_THAT(message_of<ConfigError>(body),
+                HasSubstr("freeze it on all ranks, before the first backward() of a step"));
+    ddp.zero_grad();
+    body();
   });
 }
 

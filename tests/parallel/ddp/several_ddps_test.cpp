@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -239,6 +240,57 @@ TEST(SeveralDdps, WithinAJoin) {
       join.finish();
     });
   }
+}
+
+// Each rank begins with another group's pass.
+TEST(SeveralDdps, OnTwoGroupsInAnyOrder) {
+  for (const int64_t bytes : {int64_t{64}, int64_t{1} << 20}) {
+    spawn(3, [&](World& world) {
+      Storeys one(1), two(2), three(3), usual_one(1), usual_two(2), usual_three(3);
+      const Group other = world.group().split(0);
+      Ddp first(one, world, {.bucket_bytes = {bytes}}),
+          second(two, other, {.bucket_bytes = {bytes}}),
+          third(three, world, {.bucket_bytes = {bytes}});
+      for (int step = 0; step < 4; ++step) {
+        const auto loss = [&](Storeys& net, int rank) {
+          return net->forward(tower_rows(rank, step), rank != 1, rank != step).square().mean();
+        };
+        for (Storeys* each : {&one, &two, &three, &usual_one, &usual_two, &usual_three})
+          (*each)->zero_grad();
+        std::vector<Storeys*> nets{&one, &two, &three};
+        std::ranges::rotate(nets, nets.begin() + (world.rank() + step) % 3);
+        at::Tensor sum = at::zeros({}, at::kDouble);
+        for (Storeys* each : nets) sum = sum + loss(*each, world.rank());
+        sum.backward();
+        for (const auto& [net, usual] : {std::pair(&one, &usual_one), std::pair(&two, &usual_two),
+                                         std::pair(&three, &usual_three)}) {
+          ((loss(*usual, 0) + loss(*usual, 1) + loss(*usual, 2)) / 3).backward();
+          expect_tower(*net, *usual);
+        }
+      }
+    });
+  }
+}
+
+// What one group refuses leaves no pass of another group behind.
+TEST(SeveralDdps, OnTwoGroupsAfterABackwardThatThrew) {
+  spawn(2, [](World& world) {
+    Storeys one(1), two(2);
+    Ddp first(one, world, {.bucket_bytes = {64}});
+    Ddp second(two, world.group().split(0), {.bucket_bytes = {64}, .unused = Unused::Error});
+    for (int step = 0; step < 4; ++step) {
+      first.zero_grad();
+      second.zero_grad();
+      const at::Tensor x = tower_rows(world.rank(), step);
+      const at::Tensor loss = two->forward(one->forward(x), step != 1).square().mean();
+      if (step == 1) {
+        EXPECT_THROW(loss.backward(), ConfigError);
+      } else {
+        loss.backward();
+        EXPECT_TRUE(one->first->weight.grad().defined());
+      }
+    }
+  });
 }
 
 // A pass that threw leaves nothing behind for the next.

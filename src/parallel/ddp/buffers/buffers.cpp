@@ -81,6 +81,18 @@ BufferSync::BufferSync(const Group& group, std::vector<Named> buffers, Buffers m
   for (size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(own_elements(buffers_[i].tensor));
 }
 
+void BufferSync::follow(const std::vector<Named>& now) {
+  size_t copied = 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const bool is_copied = !is_averaged(buffers_[i].tensor, mode_);
+    if (!buffers_[i].tensor.is_same(now[i].tensor)) {
+      buffers_[i] = now[i];
+      if (is_copied) copied_.replace(copied, now[i].tensor);
+    }
+    if (is_copied) ++copied;
+  }
+}
+
 std::vector<at::Tensor> BufferSync::places_in(const Flat& averaged, const at::Tensor& flat) const {
   const at::Tensor elements = as_elements(flat, averaged.layout.dtype());
   std::vector<at::Tensor> places;
@@ -123,8 +135,7 @@ void BufferSync::start(const std::vector<int>& present) {
 // training does not depend on them: two forwards may come before their backwards. So it is here.
 void BufferSync::write(size_t buffer, const at::Tensor& value) const {
   const Named& item = buffers_[buffer];
-  const auto layer = item.statistic_of.lock();
-  const bool counts = !layer || !layer->is_training();
+  const bool counts = !item.trains || !(*item.trains)();
   own_elements(counts ? item.tensor : item.tensor.variable_data()).copy_(value);
 }
 
@@ -151,8 +162,10 @@ void BufferSync::warn_of_own_changes(const std::vector<double>& shares) {
     warned_ = true;
     return log::warn(fmt::format(
         "[ddp] buffer '{}' was changed on this rank since the last backward(), but not on all "
-        "ranks, so the ranks' values differed in this forward; they are rank 0's from now on. "
-        "Change it in the same way on all ranks, or call sync_buffers() before forward()",
+        "ranks; it is rank 0's from now on. Where forward() changes it, as that of an observer "
+        "does whose value may also stay as it is, nothing is wrong. Else the ranks' values "
+        "differed in this forward: change it in the same way on all ranks, or call "
+        "sync_buffers() before forward()",
         buffers_[i].name));
   }
 }

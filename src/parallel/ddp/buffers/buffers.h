@@ -27,6 +27,8 @@ class BufferSync {
   BufferSync(const Group& group, std::vector<Named> buffers, Buffers mode);
 
   size_t size() const { return buffers_.size(); }
+  // The same ones, of which some have become other tensors like those that they were.
+  void follow(const std::vector<Named>& now);
 
   // By buffer: whether this rank's differs from what they were at first and the last finish() left.
   // Looked at byte by byte, because batch_norm() writes to buffers without counting a version; on a
@@ -41,8 +43,8 @@ class BufferSync {
   // run backward on some ranks only.
   void finish(const std::vector<double>& shares);
 
-  // Warns once when only some ranks have changed buffers between two steps. (A forward changes them
-  // on all ranks.)
+  // Warns once when only some ranks have changed buffers between two steps. (Most forwards that
+  // change them do so on all ranks.)
   void warn_of_own_changes(const std::vector<double>& shares);
 
   // All of that by itself. Every rank calls it.

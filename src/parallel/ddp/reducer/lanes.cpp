@@ -11,8 +11,9 @@ namespace lockstep::parallel {
 
 void Reducer::enter_lane(int64_t lane) {
   const int64_t own = lane - plan_->sum.lanes().begin;
+  buffers_.follow(module_.follow_buffers());
   if (own != lanes_->next()) {
-    object(module_.change());
+    object(change());
     object_to_missing_lane(objection_, *plan_, lanes_->next());
     lanes_->skip_to(own);
   }
@@ -28,6 +29,7 @@ void Reducer::enter_lane(int64_t lane) {
 }
 
 void Reducer::leave_lane() {
+  buffers_.follow(module_.follow_buffers());
   // The step cannot be finished without this lane's backward(), or when an exception ends the loop.
   if (lanes_->next() == plan_->open || std::uncaught_exceptions() > 0) buffers_.abandon_lanes();
   plan_->open = -1;
@@ -35,7 +37,7 @@ void Reducer::leave_lane() {
 
 void Reducer::end_lanes() {
   if (lanes_->is_complete()) return;
-  object(module_.change());
+  object(change());
   object_to_missing_lane(objection_, *plan_, lanes_->next());
   meet_without_backward();
 }
@@ -108,13 +110,13 @@ void Reducer::settle_lanes() {
   const auto& mine = lanes_->any_reached();
   const bool all = std::find(mine.begin(), mine.end(), 0) == mine.end();
   const auto used = all ? mine : flags_.set();
-  for (size_t i = 0; i < dense_; ++i) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
-    if (used[i]) {
+    if (!used[i]) {
+      gradient = lanes_->prior(i);
+    } else if (!is_sparse(i)) {  // average_sparse_lanes() has set the others
       gradient = buckets_.view(i);
       torch::autograd::impl::bump_version(buckets_.view(i));
-    } else {
-      gradient = lanes_->prior(i);
     }
   }
   lanes_->reset();

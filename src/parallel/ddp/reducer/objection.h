@@ -16,7 +16,7 @@ namespace lockstep::parallel {
 inline std::string frozen_on_one_rank(std::string_view name) {
   return fmt::format(
       "parameter '{}' is frozen on this rank, and another rank computed a gradient of it: freeze "
-      "it on all ranks",
+      "it on all ranks, before the first backward() of a step",
       name);
 }
 

@@ -9,7 +9,7 @@
 namespace lockstep::parallel {
 
 void Reducer::object_to_gradient(size_t parameter) {
-  object(module_.change());
+  object(change());
   const at::Tensor& gradient = parameters_[parameter].tensor.grad();
   const at::Tensor& view = buckets_.view(parameter);
   const bool is_dense = gradient.layout() == at::kStrided;

@@ -1,14 +1,23 @@
 #include "parallel/ddp/reducer/pass_queue.h"
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "comm/transport.h"
+#include "parallel/ddp/reducer/backward_pass.h"
 #include "parallel/ddp/reducer/reducer.h"
 
 namespace lockstep::parallel {
+namespace {
+
+// Of the backward() that ends on this thread.
+thread_local std::vector<std::shared_ptr<PassQueue>> ending;
+
+}  // namespace
 
 std::shared_ptr<PassQueue> PassQueue::of(const Group& group) {
   static std::mutex mutex;
@@ -19,6 +28,11 @@ std::shared_ptr<PassQueue> PassQueue::of(const Group& group) {
   auto queue = known.lock();
   if (!queue) known = queue = std::make_shared<PassQueue>();
   return queue;
+}
+
+void PassQueue::add(Reducer& reducer) {
+  static std::atomic<int64_t> count = 0;
+  members_.push_back({.reducer = &reducer, .number = ++count});
 }
 
 void PassQueue::remove(const Reducer& reducer) {
@@ -60,18 +74,53 @@ void PassQueue::launch(Reducer& reducer) {
   }
 }
 
-void PassQueue::finish() {
-  const auto open = std::exchange(open_, {});
-  for (Reducer* each : open) {
-    each->launch_all_but_last();
-    if (each->is_joined()) each->finish_pass();
+void PassQueue::end(const std::shared_ptr<PassQueue>& queue) {
+  if (std::ranges::find(ending, queue) != ending.end()) return;
+  ending.push_back(queue);
+  if (ending.size() > 1) return;
+  at_end_of_backward(
+      [] {
+        const auto queues = std::exchange(ending, {});
+        try {
+          finish(queues);
+        } catch (...) {
+          abandon(queues);
+          throw;
+        }
+      },
+      [] { abandon(std::exchange(ending, {})); });
+}
+
+void PassQueue::finish(Queues queues) {
+  std::ranges::sort(queues, std::greater(), [](const auto& queue) { return queue->latest(); });
+  for (const auto& queue : queues) {
+    const auto open = queue->open_;
+    for (Reducer* each : open) {
+      each->launch_all_but_last();
+      if (each->is_joined()) queue->finish(*each);
+    }
+    for (const Reducer* each : open) queue->member(*each).has_met |= open.size() > 1;
   }
-  if (open.size() > 1) {
-    for (const Reducer* each : open) member(*each).has_met = true;
+  for (const auto& queue : queues) {
+    while (!queue->open_.empty()) queue->finish(*queue->open_.front());
   }
-  for (Reducer* each : open) {
-    if (!each->is_joined()) each->finish_pass();
+}
+
+void PassQueue::finish(Reducer& reducer) {
+  std::erase(open_, &reducer);
+  reducer.finish_pass();
+}
+
+void PassQueue::abandon(const Queues& queues) {
+  for (const auto& queue : queues) {
+    while (!queue->open_.empty()) queue->open_.front()->abandon();
   }
+}
+
+int64_t PassQueue::latest() {
+  int64_t latest = 0;
+  for (const Reducer* each : open_) latest = std::max(latest, member(*each).number);
+  return latest;
 }
 
 }  // namespace lockstep::parallel

@@ -1,4 +1,4 @@
-// The order in which several Ddps of one group communicate within one backward().
+// The order in which several Ddps communicate within one backward().
 #pragma once
 
 #include <algorithm>
@@ -27,13 +27,17 @@ class Reducer;
 // Within a Join the order is the one in which it names the Ddps, and one finishes before the next
 // launches anything, because that is what a rank without a batch does.
 //
-// One for all Reducers of a group in this process. One Reducer alone waits for nothing.
+// One for all Reducers of a group in this process. One Reducer alone waits for nothing. Groups that
+// one backward() reaches are finished after the callbacks of all their passes, in the order of
+// construction reversed, too: the group of the latest Reducer comes first. All ranks of a group
+// construct its Reducers in one order, so that no rank waits in one group for a rank that waits for
+// it in another.
 class PassQueue {
  public:
   static std::shared_ptr<PassQueue> of(const Group& group);
 
   // From its constructor, and from its destructor.
-  void add(Reducer& reducer) { members_.push_back({.reducer = &reducer}); }
+  void add(Reducer& reducer);
   void remove(const Reducer& reducer);
 
   // A Join has named it, after those that it named before.
@@ -44,12 +48,13 @@ class PassQueue {
   void abandon(const Reducer& reducer);
   // Launches what may be launched now that a bucket of `reducer` is due.
   void launch(Reducer& reducer);
-  // At the end of backward(), called for each pass: the first call finishes all.
-  void finish();
+  // At the end of backward(), called for each pass: after the last call all are finished.
+  static void end(const std::shared_ptr<PassQueue>& queue);
 
  private:
   struct Member {
     const Reducer* reducer;
+    int64_t number;        // in the order in which this process constructed Reducers of any group
     bool has_met = false;  // another one, in some backward()
     int64_t place_in_join = 0;
   };
@@ -59,6 +64,14 @@ class PassQueue {
   }
   bool comes_before(const Reducer& one, const Reducer& other);
   bool may_launch(const Reducer& reducer);
+  // Of the passes under way.
+  int64_t latest();
+  void finish(Reducer& reducer);
+
+  using Queues = std::vector<std::shared_ptr<PassQueue>>;
+  static void finish(Queues queues);
+  // What finish() has left.
+  static void abandon(const Queues& queues);
 
   std::vector<Member> members_;  // in order of construction
   int64_t joined_ = 0;

@@ -89,7 +89,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   if (!backward_.is_open()) finish_abandoned();
   if (!held && !backward_.is_open()) begin();
   if (parameter >= parameters_.size()) {
-    object(module_.change());
+    object(change());
     return gradient;
   }
   const Named& item = parameters_[parameter];
@@ -259,7 +259,7 @@ void Reducer::wait_for_works() {
 
 void Reducer::finish() {
   const bool is_last = is_last_lane();
-  if (is_last && !shadows_) return queue_->finish();
+  if (is_last && !shadows_) return PassQueue::end(queue_);
   launch_all_but_last();
   if (is_last) finish_pass();
 }
@@ -267,7 +267,7 @@ void Reducer::finish() {
 void Reducer::launch_all_but_last() {
   const at::NoGradGuard no_grad;
   clock_.last_gradient();
-  if (auto change = module_.change(); !change.empty()) object(std::move(change));
+  if (auto text = change(); !text.empty()) object(std::move(text));
   const bool is_last = is_last_lane();
   if (lanes_) {
     complete_lane();

@@ -60,6 +60,8 @@ class Reducer : public GradientListener,
   // At the end of backward(), one after the other.
   void launch_all_but_last();
   void finish_pass();
+  // Or backward() threw.
+  void abandon();
 
   // With a plan.
   void enter_lane(int64_t lane) override;
@@ -113,6 +115,11 @@ class Reducer : public GradientListener,
   void begin();
   void forget();
   comm::CallOptions call(std::string_view label) const;
+  // Of the module, which may replace its buffers.
+  std::string change() {
+    buffers_.follow(module_.follow_buffers());
+    return module_.change();
+  }
   // Refuses the pass, or the next one. The first objection counts.
   void object(std::string text) { objection_.add(std::move(text)); }
   void object_to_gradient(size_t parameter);
@@ -124,8 +131,6 @@ class Reducer : public GradientListener,
   void drive();
   void wait_for_works();
   void finish();
-  // backward() threw.
-  void abandon();
   void finish_abandoned();
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
   std::vector<char> reached() const;

@@ -51,9 +51,9 @@ void Reducer::forget() {
 
 void Reducer::refuse_unaveraged() {
   if (zeroed_ == 0 || is_in_lane()) return;
-  auto change = module_.change();
-  if (change.empty()) return;
-  object(std::move(change));
+  auto text = change();
+  if (text.empty()) return;
+  object(std::move(text));
   meet_without_backward();
 }
 
