@@ -122,7 +122,13 @@ void Driver::wake(Lock&) {
 void Driver::expect_callbacks(BackendWork& work) {
   if (!is_here()) return;
   const std::lock_guard lock(mutex_);
-  if (!work.is_settled()) jobs_.expect_callbacks(work);
+  if (!work.is_done()) jobs_.expect_callbacks(work);
+}
+
+void Driver::begin_callbacks(BackendWork& work) {
+  const std::lock_guard lock(mutex_);
+  jobs_.give_place(work);
+  scopes = scopes_within(work.scopes(), {this, callbacks_.back(), work.place()});
 }
 
 // The callback of this driver's that this thread runs, or in which it runs one of another driver's.
@@ -208,9 +214,9 @@ void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork*
 }
 
 Driver::Untold::iterator Driver::next_untold(const BackendWork* wanted) {
-  if (callbacks_.empty()) return untold_.begin();
   return std::find_if(untold_.begin(), untold_.end(), [&](const auto& one) {
     const BackendWork& work = *one.first.work;
+    if (callbacks_.empty()) return jobs_.may_call(work);
     return work.scope().callback == callbacks_.back() || &work == wanted;
   });
 }
@@ -233,8 +239,7 @@ void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
     changed_.notify_all();
     wake(lock);
     lock.unlock();
-    const auto before =
-        std::exchange(scopes, scopes_within(one.work->scopes(), {this, number, one.work->place()}));
+    const auto before = scopes;
     one.work->tell(*future);
     future.reset();
     scopes = before;

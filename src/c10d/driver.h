@@ -54,6 +54,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void submit(Receive receive);
   // Before a future of it is made.
   void expect_callbacks(BackendWork& work);
+  // The first callback of each future that may get others: what they start has this scope.
+  void begin_callbacks(BackendWork& work);
   // Until it is over; throws c10::DistBackendError at the deadline, if there is one.
   void wait(const BackendWork& work, milliseconds timeout);
   // Ends what is under way with an error, on all ranks.

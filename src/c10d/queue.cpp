@@ -17,7 +17,12 @@ bool begins_with(const Place& place, const Place& first) {
 }  // namespace
 
 void Queue::add(Job job) {
-  job.after = asked_;
+  // give_place() takes it out.
+  for (auto next = expected_.begin(); next != expected_.end();) {
+    BackendWork& work = *(next++)->second;
+    if (work.has_callbacks()) give_place(work);
+  }
+  job.after = places_;
   const Place& scope = job.work->scope().place;
   auto at = jobs_.end();
   if (!scope.empty()) {
@@ -41,17 +46,29 @@ std::optional<Job> Queue::pop() {
 }
 
 void Queue::expect_callbacks(BackendWork& work) {
+  if (work.place().empty() && !work.is_message()) expected_[work.getSequencenumber()] = &work;
+}
+
+void Queue::give_place(BackendWork& work) {
   if (!work.place().empty()) return;
+  expected_.erase(work.getSequencenumber());
   Place place = work.scope().place;
-  if (place.size() < kDeepest) place.push_back(++asked_);
-  if (!work.is_message()) awaited_.insert(place);
+  if (place.size() < kDeepest) place.push_back(++places_);
+  if (!work.is_message()) awaited_.emplace(place, &work);
   work.set_place(std::move(place));
 }
 
+// One without a place comes after all that have one.
+bool Queue::may_call(const BackendWork& work) const {
+  if (work.is_message() || awaited_.empty()) return true;
+  return !work.place().empty() && work.place() <= awaited_.begin()->first;
+}
+
 void Queue::forget(const BackendWork& work) {
-  if (work.place().empty() || work.is_message()) return;
-  const auto found = awaited_.find(work.place());
-  if (found != awaited_.end()) awaited_.erase(found);
+  expected_.erase(work.getSequencenumber());
+  auto [at, end] = awaited_.equal_range(work.place());
+  while (at != end && at->second != &work) ++at;
+  if (at != end) awaited_.erase(at);
 }
 
 void Queue::let_through(const BackendWork& work) {
@@ -66,12 +83,12 @@ void Queue::let_all_through() {
 }
 
 // Whether the callbacks of one that comes before it in its scope, or of what those have started,
-// have not returned. In the set, the first place beyond the scope itself is of the earliest one.
+// have not returned. In the map, the first place beyond the scope itself is of the earliest one.
 bool Queue::is_held(const Job& job) const {
   const Place& scope = job.work->scope().place;
   const auto first = awaited_.upper_bound(scope);
-  return first != awaited_.end() && begins_with(*first, scope) &&
-         (*first)[scope.size()] <= job.after;
+  return first != awaited_.end() && begins_with(first->first, scope) &&
+         first->first[scope.size()] <= job.after;
 }
 
 }  // namespace lockstep::c10d_backend
