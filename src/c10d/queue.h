@@ -13,11 +13,13 @@
 // operation's between the same two.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "c10d/work.h"
@@ -33,6 +35,8 @@ struct Job {
   c10::intrusive_ptr<BackendWork> work;
   // Worth a few microseconds in the caller's thread, although no caller waits yet.
   bool is_short = false;
+  // Until which it may be held back.
+  std::chrono::steady_clock::time_point deadline = {};
   // Of those that have places, the ones up to this number hold it back.
   uint64_t after = 0;
 };
@@ -46,6 +50,10 @@ class Queue {
   std::optional<Job> next();
   // The first one in any case.
   std::optional<Job> pop();
+  // At which one may be overdue, at the earliest: none is before it.
+  std::chrono::steady_clock::time_point deadline() const { return deadline_; }
+  // Once next() has returned nothing: says what holds back one whose deadline has passed, if any.
+  std::optional<std::string> overdue(std::chrono::steady_clock::time_point now);
   // A future of it is asked for, so that callbacks may follow. A message holds nothing back: its
   // peer may send or receive it after a collective that comes later here.
   void expect_callbacks(BackendWork& work);
@@ -61,10 +69,17 @@ class Queue {
   void let_all_through();
 
  private:
-  bool is_held(const Job& job) const;
+  // Gives those a place that have callbacks by now.
+  void see_callbacks();
+  using Awaited = std::multimap<Place, const BackendWork*>;
+  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+
+  Awaited::const_iterator holder_of(const Job& job) const;
+  bool is_held(const Job& job) const { return holder_of(job) != awaited_.end(); }
 
   std::deque<Job> jobs_;
-  std::multimap<Place, const BackendWork*> awaited_;
+  std::chrono::steady_clock::time_point deadline_ = kNever;
+  Awaited awaited_;
   std::map<uint64_t, BackendWork*> expected_;  // by number: futures, and no place yet
   uint64_t places_ = 0;
 };
