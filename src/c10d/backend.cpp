@@ -90,18 +90,6 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
 
 void ProcessGroup::startCoalescing() { coalescing_.emplace(); }
 
-// A call between the two that throws, as for a wrong argument in batch_isend_irecv(), leaves one
-// without its end; what that has started ends by itself.
-template <class Start>
-auto ProcessGroup::or_end_coalescing(const Start& start) {
-  try {
-    return start();
-  } catch (...) {
-    coalescing_.reset();
-    throw;
-  }
-}
-
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::endCoalescing() {
   TORCH_CHECK(coalescing_, "[lockstep] endCoalescing() without startCoalescing()");
   auto works = std::move(*coalescing_);

@@ -126,14 +126,16 @@ ProcessGroup::WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors,
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce_coalesced(
     Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
-  std::vector<Stage> all;
-  for (const at::Tensor& tensor : tensors) {
-    append(all,
-           all_reduce_stages(group(), tensor, reduction_of(opts.reduceOp, tensor.scalar_type()),
-                             timeout_of(opts.timeout)));
-  }
-  if (all.empty()) all = stages([]() -> std::vector<Work> { return {}; });
-  return run({OpType::ALLREDUCE_COALESCED, tensors, opts.timeout, opts.asyncOp}, std::move(all));
+  return or_end_coalescing([&] {
+    std::vector<Stage> all;
+    for (const at::Tensor& tensor : tensors) {
+      append(all,
+             all_reduce_stages(group(), tensor, reduction_of(opts.reduceOp, tensor.scalar_type()),
+                               timeout_of(opts.timeout)));
+    }
+    if (all.empty()) all = stages([]() -> std::vector<Work> { return {}; });
+    return run({OpType::ALLREDUCE_COALESCED, tensors, opts.timeout, opts.asyncOp}, std::move(all));
+  });
 }
 
 ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,

@@ -64,6 +64,7 @@ void Driver::submit(Job job, bool waits) {
   const auto work = job.work;
   const bool is_short = job.is_short;
   work->set_scopes(scopes);
+  job.deadline = Clock::now() + bounded(work->getTimeout());
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
@@ -100,18 +101,18 @@ void Driver::enqueue(std::vector<Operation>& queue, Operation operation) {
   stay_if_leaving(lock);
 }
 
-// Where the group is free, sees whether the operation ends at once.
+// Where the group is free, sees whether the operation ends at once. Leaves callbacks of others.
 void Driver::attempt(Lock& lock, const BackendWork& work) {
   const auto until = Clock::now() + kAttempt;
   do {
     if (is_driven_) return;
-    drive(lock, kAttempt / 3);
+    drive(lock, kAttempt / 3, nullptr, &work);
   } while (!work.is_done() && Clock::now() < until);
 }
 
-// A thread of the driver's does what is left, unless a caller waits.
+// A thread of the driver's does what is left: callbacks where a caller waits, else everything.
 void Driver::wake(Lock&) {
-  if (waiting_ > 0 || ending_ || !has_work()) return;
+  if (ending_ || !(has_callbacks() || (waiting_ == 0 && (has_work() || !jobs_.empty())))) return;
   if (serving_ == 0) {
     threads_.push_back(thread_without_signals([self = shared_from_this()] { self->serve(); }));
     ++serving_;
@@ -122,7 +123,13 @@ void Driver::wake(Lock&) {
 void Driver::expect_callbacks(BackendWork& work) {
   if (!is_here()) return;
   const std::lock_guard lock(mutex_);
-  if (!work.is_settled()) jobs_.expect_callbacks(work);
+  if (!work.is_done()) jobs_.expect_callbacks(work);
+}
+
+void Driver::begin_callbacks(BackendWork& work) {
+  const std::lock_guard lock(mutex_);
+  jobs_.give_place(work);
+  scopes = scopes_within(work.scopes(), {this, callbacks_.back(), work.place()});
 }
 
 // The callback of this driver's that this thread runs, or in which it runs one of another driver's.
@@ -179,7 +186,7 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
       continue;
     }
     const auto left = std::chrono::duration_cast<Micros>(deadline - now);
-    drive(lock, std::min(patience, left), &waiting_, own ? &work : nullptr);
+    drive(lock, std::min(patience, left), &waiting_, &work);
     patience = std::min(2 * patience, kLongest);
   }
   --waiting_;
@@ -189,7 +196,8 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
   if (!work.is_done()) check_open(lock);
 }
 
-// `drivers` counts this thread. `wanted` is what a callback in this thread waits for.
+// `drivers` counts this thread. `wanted` is what a caller waits for, which runs no callbacks of
+// other operations, since it would not be back at its deadline, unless it is a callback itself.
 void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork* wanted) {
   is_driven_ = true;
   take_news();
@@ -204,14 +212,17 @@ void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork*
   is_driven_ = false;
   dead_ = dead_ || failed_;
   finish(lock, std::move(finished), drivers, wanted);
+  if (wanted) wake(lock);
   changed_.notify_all();
 }
 
 Driver::Untold::iterator Driver::next_untold(const BackendWork* wanted) {
-  if (callbacks_.empty()) return untold_.begin();
+  const bool is_callback = own_callback() != nullptr;
   return std::find_if(untold_.begin(), untold_.end(), [&](const auto& one) {
-    const BackendWork& work = *one.first.work;
-    return work.scope().callback == callbacks_.back() || &work == wanted;
+    BackendWork& work = *one.first.work;
+    if (&work == wanted && is_callback) return true;
+    if (wanted && &work != wanted && !is_callback && work.has_callbacks()) return false;
+    return callbacks_.empty() ? jobs_.may_call(work) : work.scope().callback == callbacks_.back();
   });
 }
 
@@ -233,8 +244,7 @@ void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
     changed_.notify_all();
     wake(lock);
     lock.unlock();
-    const auto before =
-        std::exchange(scopes, scopes_within(one.work->scopes(), {this, number, one.work->place()}));
+    const auto before = scopes;
     one.work->tell(*future);
     future.reset();
     scopes = before;
@@ -256,9 +266,21 @@ void Driver::serve() {
   served_here = this;
   Micros patience = kFirst;
   Lock lock(mutex_);
-  while (true) {
-    woken_.wait(lock, [&] { return ending_ || (has_work() && waiting_ == 0 && !is_driven_); });
-    if (ending_) return;
+  while (!ending_) {
+    if (has_callbacks()) {
+      finish(lock, {}, &serving_);
+      changed_.notify_all();
+      continue;
+    }
+    const bool may_drive = waiting_ == 0 && !is_driven_;
+    if (!may_drive || (!has_work() && jobs_.empty())) {
+      woken_.wait(lock);
+      continue;
+    }
+    if (!has_work() && Clock::now() < jobs_.deadline()) {
+      woken_.wait_until(lock, jobs_.deadline());
+      continue;
+    }
     patience = has_news_ ? kFirst : std::min(2 * patience, kLongest);
     drive(lock, patience, &serving_);
   }
@@ -266,11 +288,16 @@ void Driver::serve() {
 
 // With the mutex held: what was submitted becomes the driver's.
 void Driver::take_news() {
-  if (!has_news_) return;
-  has_news_ = false;
+  if (std::exchange(has_news_, false)) {
+    while (auto job = jobs_.next()) ready_.push_back(std::move(*job));
+  }
+  // Other ranks are in it or will be: without it, this one's next would meet it there.
+  if (!asked_to_abort_) asked_to_abort_ = jobs_.overdue(Clock::now());
+  if (!asked_to_abort_) return;
   // An abort ends all.
-  while (auto job = asked_to_abort_ ? jobs_.pop() : jobs_.next()) ready_.push_back(std::move(*job));
-  if (asked_to_abort_) aborted_ = std::exchange(asked_to_abort_, std::nullopt);
+  dead_ = true;
+  while (auto job = jobs_.pop()) ready_.push_back(std::move(*job));
+  aborted_ = std::exchange(asked_to_abort_, std::nullopt);
 }
 
 std::vector<Finished> Driver::step(Micros patience) {

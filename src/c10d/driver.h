@@ -6,12 +6,13 @@
 // been started, and passes it to another caller that waits; so an operation that is waited for
 // costs no change of threads. The driver's thread does the same while no caller waits.
 //
-// The thread that drives also runs the callbacks of futures: one at a time and in order.
-// Collectives that are submitted after one whose future was asked for start when its callbacks have
-// returned, and what those start goes first (c10d/queue.h), so that all ranks start collectives in
-// one order. A callback may wait for what it has started itself: meanwhile another thread drives,
-// of the driver's own where no caller waits, and completes that. It may also wait for a collective
-// that is held back until the callback returns; that one is then let through.
+// Callbacks of futures run one at a time, in the order of c10d/queue.h, in the driver's thread or
+// in that of a caller who waits for their operation. Collectives that are submitted after they were
+// attached start when they have returned, and what they start goes first, so that all ranks start
+// collectives in one order; one that is held back beyond its timeout aborts the group, since the
+// other ranks do not skip it. A callback may wait for what it has started itself: meanwhile another
+// thread drives, of the driver's own where no caller waits, and completes that. It may also wait
+// for a collective that is held back until the callback returns; that one is then let through.
 #pragma once
 
 #include <chrono>
@@ -54,6 +55,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void submit(Receive receive);
   // Before a future of it is made.
   void expect_callbacks(BackendWork& work);
+  // The first callback of each future that may get others: what they start has this scope.
+  void begin_callbacks(BackendWork& work);
   // Until it is over; throws c10::DistBackendError at the deadline, if there is one.
   void wait(const BackendWork& work, milliseconds timeout);
   // Ends what is under way with an error, on all ranks.
@@ -84,7 +87,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void check_process() const;
   void check_open(Lock& lock);
   void stay_if_leaving(Lock& lock);
-  bool has_work() { return has_news_ || is_moving_ || next_untold(nullptr) != untold_.end(); }
+  bool has_callbacks() { return next_untold(nullptr) != untold_.end(); }
+  bool has_work() { return has_news_ || is_moving_ || has_callbacks(); }
   void attempt(Lock& lock, const BackendWork& work);
   void wake(Lock& lock);
   bool drain(Lock& lock, milliseconds patience);

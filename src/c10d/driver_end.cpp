@@ -46,7 +46,7 @@ bool Driver::drain(Lock& lock, milliseconds patience) {
   size_t sends = 0;
   auto sends_until = Clock::time_point::min();
   const auto can_move = [&] {
-    if (has_news_ || !flights_.empty() || !ready_.empty()) return true;
+    if (has_news_ || has_callbacks() || !flights_.empty() || !ready_.empty()) return true;
     if (messages_.sends() != std::exchange(sends, messages_.sends()))
       sends_until = Clock::now() + patience_of(messages_);
     return messages_.sending() && Clock::now() < sends_until;

@@ -42,7 +42,9 @@ class ProcessGroup final : public ::c10d::Backend {
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<::c10d::Store>& store,
                                     const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& opts) override;
-  bool supportsCoalescing() const override { return true; }
+  // torch's _coalescing_manager, which batch_isend_irecv() enters where this is true, has no end
+  // for an exception: all later calls of the group would be recorded and never made.
+  bool supportsCoalescing() const override { return false; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   // DDP's reducer asks for its buckets here when DDP_DISABLE_COMM_MEM=0. Every rank calls it.
@@ -104,8 +106,17 @@ class ProcessGroup final : public ::c10d::Backend {
   static const at::Tensor& only(const Tensors& tensors, const char* what);
   const comm::Group& group() const { return driver_->group(); }
   WorkPtr run(const Call& call, std::vector<Stage> stages);
+  // A call between startCoalescing() and endCoalescing() that throws leaves the one without the
+  // other; what was started in between ends by itself.
   template <class Start>
-  auto or_end_coalescing(const Start& start);
+  auto or_end_coalescing(const Start& start) {
+    try {
+      return start();
+    } catch (...) {
+      coalescing_.reset();
+      throw;
+    }
+  }
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<Driver> driver_;

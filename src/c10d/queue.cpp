@@ -1,5 +1,7 @@
 #include "c10d/queue.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -17,7 +19,9 @@ bool begins_with(const Place& place, const Place& first) {
 }  // namespace
 
 void Queue::add(Job job) {
-  job.after = asked_;
+  see_callbacks();
+  job.after = places_;
+  deadline_ = std::min(deadline_, job.deadline);
   const Place& scope = job.work->scope().place;
   auto at = jobs_.end();
   if (!scope.empty()) {
@@ -41,17 +45,37 @@ std::optional<Job> Queue::pop() {
 }
 
 void Queue::expect_callbacks(BackendWork& work) {
+  if (work.place().empty() && !work.is_message()) expected_[work.getSequencenumber()] = &work;
+}
+
+void Queue::see_callbacks() {
+  for (auto next = expected_.begin(); next != expected_.end();) {
+    BackendWork& work = *(next++)->second;  // give_place() takes it out
+    if (work.has_callbacks()) give_place(work);
+  }
+}
+
+void Queue::give_place(BackendWork& work) {
   if (!work.place().empty()) return;
+  expected_.erase(work.getSequencenumber());
   Place place = work.scope().place;
-  if (place.size() < kDeepest) place.push_back(++asked_);
-  if (!work.is_message()) awaited_.insert(place);
+  if (place.size() < kDeepest) place.push_back(++places_);
+  if (!work.is_message()) awaited_.emplace(place, &work);
   work.set_place(std::move(place));
 }
 
+// One without a place comes after all that have one.
+bool Queue::may_call(const BackendWork& work) const {
+  if (work.is_message() || awaited_.empty()) return true;
+  return !work.place().empty() && work.place() <= awaited_.begin()->first;
+}
+
 void Queue::forget(const BackendWork& work) {
-  if (work.place().empty() || work.is_message()) return;
-  const auto found = awaited_.find(work.place());
-  if (found != awaited_.end()) awaited_.erase(found);
+  expected_.erase(work.getSequencenumber());
+  auto [at, end] = awaited_.equal_range(work.place());
+  while (at != end && at->second != &work) ++at;
+  if (at != end) awaited_.erase(at);
+  see_callbacks();  // those of what its own have started come before the next one's
 }
 
 void Queue::let_through(const BackendWork& work) {
@@ -65,13 +89,31 @@ void Queue::let_all_through() {
   for (Job& job : jobs_) job.after = 0;
 }
 
-// Whether the callbacks of one that comes before it in its scope, or of what those have started,
-// have not returned. In the set, the first place beyond the scope itself is of the earliest one.
-bool Queue::is_held(const Job& job) const {
+// One that comes before it in its scope, of which callbacks, or those of what they have started,
+// have not returned. In the map, the first place beyond the scope itself is of the earliest one.
+Queue::Awaited::const_iterator Queue::holder_of(const Job& job) const {
   const Place& scope = job.work->scope().place;
   const auto first = awaited_.upper_bound(scope);
-  return first != awaited_.end() && begins_with(*first, scope) &&
-         (*first)[scope.size()] <= job.after;
+  const bool holds = first != awaited_.end() && begins_with(first->first, scope) &&
+                     first->first[scope.size()] <= job.after;
+  return holds ? first : awaited_.end();
+}
+
+std::optional<std::string> Queue::overdue(std::chrono::steady_clock::time_point now) {
+  if (now < deadline_) return std::nullopt;
+  const auto first = std::min_element(
+      jobs_.begin(), jobs_.end(),
+      [](const Job& one, const Job& other) { return one.deadline < other.deadline; });
+  deadline_ = first == jobs_.end() ? kNever : first->deadline;
+  if (now < deadline_) return std::nullopt;
+  const auto holder = holder_of(jobs_.front());
+  if (holder == awaited_.end()) return std::nullopt;
+  return fmt::format(
+      "operation {} of the group ({}) was held back for {} ms by the callbacks of operation {} "
+      "({}), which have not returned",
+      first->work->getSequencenumber(), ::c10d::opTypeToString(first->work->retrieveOpType()),
+      first->work->getTimeout().count(), holder->second->getSequencenumber(),
+      ::c10d::opTypeToString(holder->second->retrieveOpType()));
 }
 
 }  // namespace lockstep::c10d_backend

@@ -2,17 +2,24 @@
 // ranks start them.
 //
 // Callbacks of futures may start collectives, at a moment that depends on timing, while the program
-// starts others. So that the order is the same on all ranks, a collective whose future was asked
-// for holds back those that are submitted after it until its callbacks have returned, and what they
-// start goes before those that are held back. The order is that of a traversal, depth first: an
-// operation, what its callbacks start, the next operation.
+// starts others. What a callback starts has the place in the order at which it was attached: where
+// the operation was over already, it ran there, in the thread that attached it. So a collective
+// whose future has callbacks holds back those that are submitted from then on until the callbacks
+// have returned, and what they start goes before those that are held back; a future without
+// callbacks holds nothing back. The order is that of a traversal, depth first.
+//
+// It is seen at the next submission whether there are callbacks. So between two of them callbacks
+// of several operations have to be attached in the order of the operations, and all of one
+// operation's between the same two.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
-#include <set>
+#include <string>
 #include <vector>
 
 #include "c10d/work.h"
@@ -28,7 +35,9 @@ struct Job {
   c10::intrusive_ptr<BackendWork> work;
   // Worth a few microseconds in the caller's thread, although no caller waits yet.
   bool is_short = false;
-  // Of those whose futures were asked for, the ones up to this number hold it back.
+  // Until which it may be held back.
+  std::chrono::steady_clock::time_point deadline = {};
+  // Of those that have places, the ones up to this number hold it back.
   uint64_t after = 0;
 };
 
@@ -41,9 +50,17 @@ class Queue {
   std::optional<Job> next();
   // The first one in any case.
   std::optional<Job> pop();
+  // At which one may be overdue, at the earliest: none is before it.
+  std::chrono::steady_clock::time_point deadline() const { return deadline_; }
+  // Once next() has returned nothing: says what holds back one whose deadline has passed, if any.
+  std::optional<std::string> overdue(std::chrono::steady_clock::time_point now);
   // A future of it is asked for, so that callbacks may follow. A message holds nothing back: its
   // peer may send or receive it after a collective that comes later here.
   void expect_callbacks(BackendWork& work);
+  // Its callbacks begin, and no more can be added to them: gives it a place, unless it has one.
+  void give_place(BackendWork& work);
+  // While none runs: whether its callbacks are the next, in the order of places.
+  bool may_call(const BackendWork& work) const;
   // Its callbacks have returned, or there are none.
   void forget(const BackendWork& work);
   // For a callback that waits for this operation, which is held back until the callback returns.
@@ -52,11 +69,19 @@ class Queue {
   void let_all_through();
 
  private:
-  bool is_held(const Job& job) const;
+  // Gives those a place that have callbacks by now.
+  void see_callbacks();
+  using Awaited = std::multimap<Place, const BackendWork*>;
+  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+
+  Awaited::const_iterator holder_of(const Job& job) const;
+  bool is_held(const Job& job) const { return holder_of(job) != awaited_.end(); }
 
   std::deque<Job> jobs_;
-  std::multiset<Place> awaited_;
-  uint64_t asked_ = 0;
+  std::chrono::steady_clock::time_point deadline_ = kNever;
+  Awaited awaited_;
+  std::map<uint64_t, BackendWork*> expected_;  // by number: futures, and no place yet
+  uint64_t places_ = 0;
 };
 
 }  // namespace lockstep::c10d_backend

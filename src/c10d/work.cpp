@@ -11,7 +11,20 @@
 namespace lockstep::c10d_backend {
 namespace {
 
+using c10::ivalue::Future;
+
 const Scope kNoScope;
+
+// The future's own are private, which does not bind an explicit instantiation [temp.spec.general].
+template <auto mutex, auto callbacks>
+struct Inside {
+  friend bool has_callbacks(Future& future, size_t beyond) {
+    const std::lock_guard lock(future.*mutex);
+    return future.completed() || (future.*callbacks).size() > beyond;
+  }
+};
+template struct Inside<&Future::mutex_, &Future::callbacks_>;
+bool has_callbacks(Future& future, size_t beyond);
 
 }  // namespace
 
@@ -54,7 +67,7 @@ bool BackendWork::wait(milliseconds timeout) {
 
 void BackendWork::abort() { driver_->abort("an operation was aborted"); }
 
-void BackendWork::tell(c10::ivalue::Future& future) const {
+void BackendWork::tell(Future& future) const {
   if (error_) {
     future.setError(error_);
   } else {
@@ -62,18 +75,27 @@ void BackendWork::tell(c10::ivalue::Future& future) const {
   }
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
+c10::intrusive_ptr<Future> BackendWork::getFuture() {
   driver_->expect_callbacks(*this);
   const std::lock_guard lock(future_mutex_);
   if (!future_) {
-    future_ =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (settled_) tell(*future_);  // there can be no callback yet
+    future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    if (settled_) {
+      tell(*future_);  // there can be no callback yet
+    } else {
+      future_->addCallback([this](Future&) { driver_->begin_callbacks(*this); }, false);
+    }
   }
   return future_;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> BackendWork::settle(const std::exception_ptr& error) {
+bool BackendWork::has_callbacks() {
+  const std::lock_guard lock(future_mutex_);
+  constexpr size_t kOwn = 1;
+  return future_ && c10d_backend::has_callbacks(*future_, kOwn);
+}
+
+c10::intrusive_ptr<Future> BackendWork::settle(const std::exception_ptr& error) {
   const std::lock_guard lock(future_mutex_);
   error_ = error;
   settled_ = true;
@@ -114,8 +136,8 @@ std::vector<at::Tensor> CoalescedWork::result() {
   return all;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
-  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+c10::intrusive_ptr<Future> CoalescedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<Future>> futures(
       c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
   for (const auto& work : works_) futures.push_back(work->getFuture());
   return c10::collectAll(futures);

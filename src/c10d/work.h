@@ -67,6 +67,8 @@ class BackendWork final : public ::c10d::Work {
   // waiting threads continue after the last.
   c10::intrusive_ptr<c10::ivalue::Future> settle(const std::exception_ptr& error);
   void tell(c10::ivalue::Future& future) const;
+  // Whether callbacks were added to its future, or are being run.
+  bool has_callbacks();
   void mark_done() { done_.store(true, std::memory_order_release); }
   // For the driver, with its mutex held: whether the first of them is over.
   bool is_settled() const { return settled_; }
@@ -75,7 +77,7 @@ class BackendWork final : public ::c10d::Work {
   const std::shared_ptr<const Scopes>& scopes() const { return scopes_; }
   void set_scopes(std::shared_ptr<const Scopes> scopes);
   const Scope& scope() const { return *scope_; }
-  // For the driver, with its mutex held: empty until its future is asked for.
+  // For the driver, with its mutex held: empty until its future is seen to have callbacks.
   const Place& place() const { return place_; }
   void set_place(Place place) { place_ = std::move(place); }
   bool is_message() const { return ::c10d::isP2POp(retrieveOpType()); }

@@ -200,7 +200,7 @@ TEST_P(Drivers, CoalesceWhatIsStartedTogether) {
   });
 }
 
-// As batch_isend_irecv() leaves it, whose manager has no end for an exception.
+// As torch's _coalescing_manager leaves it, which has no end for an exception.
 TEST_P(Drivers, CoalesceAfterAnExceptionInBetween) {
   spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
     const int rank = backend.getRank(), size = backend.getSize();
@@ -209,6 +209,10 @@ TEST_P(Drivers, CoalesceAfterAnExceptionInBetween) {
     backend.allreduce(first);
     EXPECT_THROW(backend.send(second, size, 0), c10::ValueError);
     // It keeps no later tensor.
+    EXPECT_THROW(backend.endCoalescing(), c10::Error);
+    backend.startCoalescing();
+    EXPECT_THROW(backend.allreduce_coalesced(second, {{.reduceOp = ::c10d::ReduceOp::BXOR}}),
+                 c10::ValueError);
     EXPECT_THROW(backend.endCoalescing(), c10::Error);
     backend.startCoalescing();
     backend.allreduce(second);

@@ -97,6 +97,99 @@ TEST_P(Orders, CallbacksWithinCallbacksAreDepthFirst) {
   });
 }
 
+// The late rank attaches its callbacks when all operations are over, the others before any can end.
+TEST_P(Orders, WhatACallbackStartsHasThePlaceWhereItWasAttached) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    constexpr int kCalls = 4;
+    const int size = backend.getSize();
+    const bool is_late = backend.getRank() == 0;
+    for (int i = 0; i < 20; ++i) {
+      const std::string key = "attached " + std::to_string(i);
+      std::vector<Tensors> sums, started, inner;
+      std::vector<c10::intrusive_ptr<Future>> futures;
+      if (is_late) await([&] { return store->add(key, 0) == size - 1; });
+      for (int call = 0; call < kCalls; ++call) {
+        sums.push_back(all_of(float(1 + call)));
+        started.push_back(all_of(float(10 * (1 + call))));
+        inner.push_back(all_of(float(100 * (1 + call))));
+        futures.push_back(backend.allreduce(sums[call])->getFuture());
+      }
+      for (const auto& future : futures) {
+        if (is_late) future->wait();
+      }
+      std::atomic<int> over = 0;
+      for (int call = 0; call < kCalls; ++call) {
+        futures[call]->addCallback([&, call](Future&) {
+          when_over(backend.allreduce(started[call]),
+                    [&, call] { when_over(backend.allreduce(inner[call]), [&] { ++over; }); });
+        });
+      }
+      Tensors last = all_of(1000);
+      const auto after = backend.allreduce(last);
+      if (!is_late) store->add(key, 1);
+      after->wait();
+      await([&] { return over == kCalls; });
+      for (int call = 0; call < kCalls; ++call) {
+        EXPECT_EQ(sums[call][0][0].item<int>(), size * (1 + call));
+        EXPECT_EQ(started[call][0][0].item<int>(), size * 10 * (1 + call));
+        EXPECT_EQ(inner[call][0][0].item<int>(), size * 100 * (1 + call));
+      }
+      EXPECT_EQ(last[0][0].item<int>(), 1000 * size);
+    }
+  });
+}
+
+TEST_P(Orders, ACollectiveBeforeTheCallbackWasAttachedIsNotHeldBack) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int size = backend.getSize();
+    const bool is_late = backend.getRank() == 0;
+    for (int i = 0; i < 20; ++i) {
+      const std::string key = "attached " + std::to_string(i);
+      Tensors first = all_of(1), next = all_of(10), second = all_of(100);
+      std::atomic<bool> done = false;
+      if (is_late) await([&] { return store->add(key, 0) == size - 1; });
+      const auto future = backend.allreduce(first)->getFuture();
+      if (is_late) future->wait();
+      const auto other = backend.allreduce(next);
+      future->addCallback([&](Future&) {
+        backend.allreduce(second)->wait();
+        done = true;
+      });
+      if (!is_late) store->add(key, 1);
+      other->wait();
+      await([&] { return done.load(); });
+      EXPECT_EQ(first[0][0].item<int>(), size);
+      EXPECT_EQ(next[0][0].item<int>(), 10 * size);
+      EXPECT_EQ(second[0][0].item<int>(), 100 * size);
+    }
+  });
+}
+
+// Callbacks run one at a time, so that the future cannot be told while the message's callback runs.
+TEST_P(Orders, AFutureWithoutCallbacksHoldsNothingBack) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    Tensors word = all_of(1), got = all_of(0), first = all_of(2), next = all_of(3);
+    std::atomic<bool> begun = false, over = false, returned = false;
+    const auto received = backend.recv(got, (rank + size - 1) % size, 0);
+    when_over(received, [&] {
+      begun = true;
+      await([&] { return over.load(); });
+      returned = true;
+    });
+    backend.barrier()->wait();  // it is attached on all ranks
+    const auto sent = backend.send(word, (rank + 1) % size, 0);
+    await([&] { return begun.load(); });
+    const auto future = backend.allreduce(first)->getFuture();
+    backend.allreduce(next)->wait();
+    over = true;
+    future->wait();
+    await([&] { return returned.load(); });
+    sent->wait();
+    EXPECT_EQ(next[0][0].item<int>(), 3 * size);
+  });
+}
+
 TEST_P(Orders, ACallbackMayWaitForALaterCollective) {
   spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
     const int size = backend.getSize();
@@ -145,9 +238,9 @@ TEST_P(Orders, MessagesAreNotHeldBackAndHoldNothingBack) {
       Tensors first = all_of(1), next = all_of(2), word{at::full({1}, 7.0f)};
       if (rank == 0) {
         const auto got = backend.recv(word, 1, i);
-        const auto future = got->getFuture();
+        when_over(got, [] {});
         const auto started = backend.allreduce(first);
-        const auto other = started->getFuture();
+        when_over(started, [] {});
         backend.allreduce(next)->wait();
         got->wait();
         EXPECT_EQ(word[0][0].item<int>(), 8);
@@ -194,7 +287,7 @@ TEST(HeldBack, AnAbortEndsIt) {
     if (backend.getRank() == 0) {
       Tensors first = all_of(1), next = all_of(2);
       const auto work = backend.allreduce(first);
-      const auto future = work->getFuture();
+      when_over(work, [] {});
       const auto held = backend.allreduce(next);
       backend.abort();
       EXPECT_THROW(held->wait(), c10::DistBackendError);
@@ -206,12 +299,48 @@ TEST(HeldBack, AnAbortEndsIt) {
   });
 }
 
+// Also where nobody waits for it. The callback does not run in the thread that does.
+TEST(HeldBack, ItsDeadlineEndsTheGroup) {
+  for (const bool waits : {true, false}) {
+    spawn_backends(2, [waits](Backend& backend, const StorePtr& store) {
+      Tensors first = all_of(1), next = all_of(2);
+      if (backend.getRank() == 0) {
+        await([&] { return store->add("held", 0) == 1; });
+        backend.allreduce(first);
+        EXPECT_THROW(backend.allreduce(next)->wait(), c10::DistBackendError);
+        return;
+      }
+      std::atomic<bool> failed = false, returned = false;
+      when_over(backend.allreduce(first), [&] {
+        await([&] { return failed.load(); });
+        returned = true;
+      });
+      store->add("held", 1);
+      const auto held = backend.allreduce(next, {.timeout = std::chrono::milliseconds(300)});
+      if (!waits) await([&] { return held->isCompleted(); });
+      try {
+        held->wait();
+        ADD_FAILURE() << "it was not held back";
+      } catch (const c10::DistBackendError& error) {
+        const std::string text = error.what_without_backtrace();
+        EXPECT_NE(text.find("operation 2 of the group (ALLREDUCE) was held back for 300 ms by the "
+                            "callbacks of operation 1 (ALLREDUCE), which have not returned"),
+                  std::string::npos)
+            << text;
+      }
+      EXPECT_EQ(backend.getError(), ::c10d::ErrorType::COMM_ERROR);
+      failed = true;
+      await([&] { return returned.load(); });
+    });
+  }
+}
+
 TEST(HeldBack, AnEndFinishesIt) {
   spawn_backends(2, [](Backend& backend, const StorePtr& store) {
     Tensors first = all_of(1), next = all_of(2);
     if (backend.getRank() == 1) await([&] { return store->add("ends", 0) == 1; });
     const auto work = backend.allreduce(first);
-    const auto future = work->getFuture();
+    when_over(work, [] {});
     const auto held = backend.allreduce(next);
     if (backend.getRank() == 0) store->add("ends", 1);
     backend.shutdown();

@@ -25,6 +25,16 @@ for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, out, to), dist.P2P
     request.wait()
 assert into[0] == source
 
+# A wrong peer is an error of the call alone.
+try:
+    dist.batch_isend_irecv([dist.P2POp(dist.isend, out, rank)])
+    raise SystemExit("a message to the rank itself was taken")
+except ValueError:
+    pass
+one = torch.ones(1)
+dist.all_reduce(one)
+assert one.item() == world
+
 # Tags in another order than they were sent in, then from anybody.
 if rank == 0:
     requests = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in range(3)]
