@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -197,6 +198,21 @@ void refuse_changes(const Tensors& inputs, const std::vector<int64_t>& versions,
   }
 }
 
+// Of the second graph, which ends where the arguments begin: it alone has never run.
+void run_backward(const Tensors& roots, const Tensors& gradients, const std::string& module) {
+  try {
+    torch::autograd::backward(roots, gradients);
+  } catch (const c10::Error& error) {
+    const std::string_view text = error.what_without_backtrace();
+    if (text.find("backward through the graph a second time") == text.npos) throw;
+    throw ConfigError(fmt::format(
+        "[activation_checkpointing] forward() of {} computes with tensors that have a graph of "
+        "their own and are used elsewhere, too, but were no arguments (within an object or "
+        "captured, for instance): give it such tensors as arguments",
+        module));
+  }
+}
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // `paths` lead to the parameters, also where no argument wants a gradient.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -247,7 +263,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       roots.push_back(outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+    if (!roots.empty()) run_backward(roots, root_gradients, run->module);
     torch::autograd::variable_list out(1 + context->saved_data["paths"].toInt());
     for (const auto& input : inputs) out.push_back(input.defined() ? input.grad() : at::Tensor());
     return out;
