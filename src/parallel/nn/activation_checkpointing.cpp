@@ -148,7 +148,8 @@ class [[nodiscard]] OwnCasts {
 // view, which libtorch would refuse to change in place. Aliases share the version, so that changes
 // in place are noticed as without checkpointing. Only views of memory that another output has too
 // stay views: after a change in place of one the other's gradient would be wrong.
-Tensors as_results(Tensors outputs, const Tensors& inputs) {
+// An argument that is returned is the caller's.
+Tensors as_results(Tensors outputs, const Tensors& given, const Tensors& inputs) {
   const Tensors all = outputs;
   const auto shares_memory = [&](size_t i) {
     for (size_t other = 0; other < all.size(); ++other) {
@@ -161,9 +162,14 @@ Tensors as_results(Tensors outputs, const Tensors& inputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     at::Tensor& output = outputs[i];
     const auto is_it = [&](const at::Tensor& input) { return input.is_same(output); };
-    if (!output.defined() || std::ranges::any_of(inputs, is_it)) continue;
-    if (output.layout() == at::kStrided && output.is_view() && shares_memory(i)) continue;
-    output = output.detach();
+    if (!output.defined()) continue;
+    if (const auto found = std::ranges::find_if(given, is_it); found != given.end()) {
+      output = inputs[found - given.begin()];
+    } else if (output.layout() == at::kStrided && output.is_view() && shares_memory(i)) {
+      output = at::alias(output.detach());
+    } else {
+      output = output.detach();
+    }
   }
   return outputs;
 }
@@ -213,6 +219,23 @@ void run_backward(const Tensors& roots, const Tensors& gradients, const std::str
   }
 }
 
+// An argument as the first run sees it: the graph of that run, which tells what has a history,
+// ends here.
+struct Apart : torch::autograd::Function<Apart> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            const std::string& module) {
+    context->saved_data["module"] = module;
+    return input.detach();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    throw ConfigError(fmt::format(
+        "[activation_checkpointing] backward came to a tensor that forward() of {} left elsewhere "
+        "than in its results (in a member, for instance): let it return that tensor",
+        context->saved_data["module"].toStringRef()));
+  }
+};
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // `paths` lead to the parameters, also where no argument wants a gradient.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -227,10 +250,24 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const OwnCasts casts;
     std::vector<int64_t> versions;
     for (const auto& input : inputs) versions.push_back(version_of(input));
-    Tensors outputs = run->body(inputs.vec());
+    Tensors given, outputs;
+    {
+      const at::AutoGradMode enable_grad(true);
+      for (const auto& input : inputs) {
+        given.push_back(input.requires_grad() ? Apart::apply(input, run->module) : input.detach());
+      }
+      outputs = run->body(given);
+    }
     refuse_changes(inputs.vec(), versions, run->module);
     run->buffers->forget_unchanged();
-    return as_results(std::move(outputs), inputs.vec());
+    Tensors results = as_results(outputs, given, inputs.vec());
+    Tensors without_history;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].defined() && !outputs[i].requires_grad())
+        without_history.push_back(results[i]);
+    }
+    context->mark_non_differentiable(without_history);
+    return results;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
