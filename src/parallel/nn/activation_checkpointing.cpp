@@ -4,12 +4,12 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -20,6 +20,7 @@
 #include "lockstep/parallel/call.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/nn/parameter_paths.h"
+#include "parallel/nn/recompute_checks.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -111,9 +112,11 @@ class BuffersBefore {
 // What autograd keeps of the first run.
 struct Run : torch::CustomClassHolder {
   CallLayer::Body body;
-  std::string module;
+  std::shared_ptr<const torch::nn::Module> module;
   std::optional<Surroundings> surroundings;
   std::optional<BuffersBefore> buffers;
+  std::optional<ParametersBefore> parameters;
+  std::optional<ResultsBefore> results;
   std::shared_ptr<ParameterPaths::Elsewhere> elsewhere;
 };
 
@@ -187,23 +190,6 @@ void refuse_other_than_backward() {
                  : "backward(create_graph = true)"));
 }
 
-int64_t version_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
-}
-
-// The second run would begin with what the first one left.
-void refuse_changes(const Tensors& inputs, const std::vector<int64_t>& versions,
-                    const std::string& module) {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (version_of(inputs[i]) == versions[i]) continue;
-    throw ConfigError(fmt::format(
-        "[activation_checkpointing] forward() of {} changed an argument of shape [{}] in place, "
-        "and backward would run it again on that: let it make a new tensor, to return or to assign "
-        "to the argument, or leave the module out of ActivationCheckpointing",
-        module, fmt::join(inputs[i].sizes(), ", ")));
-  }
-}
-
 // Of the second graph, which ends where the arguments begin: it alone has never run.
 void run_backward(const Tensors& roots, const Tensors& gradients, const std::string& module) {
   try {
@@ -254,12 +240,14 @@ struct Recompute : torch::autograd::Function<Recompute> {
     {
       const at::AutoGradMode enable_grad(true);
       for (const auto& input : inputs) {
-        given.push_back(input.requires_grad() ? Apart::apply(input, run->module) : input.detach());
+        given.push_back(input.requires_grad() ? Apart::apply(input, run->module->name())
+                                              : input.detach());
       }
       outputs = run->body(given);
     }
-    refuse_changes(inputs.vec(), versions, run->module);
+    refuse_changes(inputs.vec(), versions, run->module->name());
     run->buffers->forget_unchanged();
+    run->results.emplace(outputs);
     Tensors results = as_results(outputs, given, inputs.vec());
     Tensors without_history;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -275,6 +263,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     refuse_other_than_backward();
     const auto run =
         c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule());
+    run->parameters->refuse_changes(*run->module);
     run->elsewhere->find();
     Tensors inputs;
     for (const auto& kept : context->get_saved_variables()) {
@@ -289,18 +278,13 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::AutoGradMode enable_grad(true);
       outputs = run->body(inputs);
     }
-    if (outputs.size() != gradients.size()) {
-      throw ConfigError(fmt::format(
-          "[activation_checkpointing] forward() of {} made {} tensors, and {} when backward ran it "
-          "again: it must do the same for the same arguments",
-          run->module, gradients.size(), outputs.size()));
-    }
+    run->results->refuse_others(outputs, run->module->name());
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!outputs[i].defined() || !outputs[i].requires_grad() || !gradients[i].defined()) continue;
       roots.push_back(outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
-    if (!roots.empty()) run_backward(roots, root_gradients, run->module);
+    if (!roots.empty()) run_backward(roots, root_gradients, run->module->name());
     torch::autograd::variable_list out(1 + context->saved_data["paths"].toInt());
     for (const auto& input : inputs) out.push_back(input.defined() ? input.grad() : at::Tensor());
     return out;
@@ -330,9 +314,10 @@ class ActivationCheckpointing::Layer : public CallLayer {
     if (!at::GradMode::is_enabled() || !wants_gradient(inputs)) return body(inputs);
     const auto run = c10::make_intrusive<Run>();
     run->body = on_defined(inputs, body);
-    run->module = module_->name();
+    run->module = module_;
     run->surroundings.emplace(device_of(inputs));
     run->buffers.emplace(*module_);
+    run->parameters.emplace(*module_);
     const ParameterPaths paths(module_->parameters());
     run->elsewhere = paths.elsewhere();
     Tensors defined = inputs;
