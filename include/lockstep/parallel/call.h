@@ -30,6 +30,7 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/parallel/call_arguments.h"
 #include "lockstep/parallel/call_values.h"
 
 namespace lockstep::parallel {
@@ -72,10 +73,7 @@ extern std::atomic<int> attachment_count;
 bool has_layers(const torch::nn::Module& module);
 Tensors run_layers(const torch::nn::Module& module, const Tensors& inputs,
                    const CallLayer::Body& body);
-// Whether a layer runs forward() a second time, in backward.
-bool is_recomputed(const torch::nn::Module& module);
 [[noreturn]] void refuse_result(const torch::nn::Module& module, std::string_view type);
-[[noreturn]] void refuse_second_run(const torch::nn::Module& module, std::string_view type);
 [[noreturn]] void refuse_written(const torch::nn::Module& module, std::string_view type);
 [[noreturn]] void refuse_shared(const torch::nn::Module& module);
 // The same of a forward() from one tensor to one.
@@ -128,37 +126,6 @@ class Outcome {
   size_t next_ = 0;
 };
 
-// How an argument is kept for a forward that may run again: a value, or a reference to what the
-// caller shares with the layer, such as a cache.
-template <class Argument>
-using Kept = std::conditional_t<Values<std::decay_t<Argument>>::holds == Holds::Unknown &&
-                                    (!std::is_copy_constructible_v<std::decay_t<Argument>> ||
-                                     (std::is_lvalue_reference_v<Argument> &&
-                                      !std::is_const_v<std::remove_reference_t<Argument>>)),
-                                std::remove_reference_t<Argument>&, std::decay_t<Argument>>;
-
-template <class Argument>
-void visit_kept(std::remove_reference_t<Argument>& value, auto&& look) {
-  if constexpr (Values<std::decay_t<Argument>>::holds != Holds::Unknown) {
-    Values<std::decay_t<Argument>>::visit(value, look);
-  }
-}
-
-template <class... Kept>
-Tensors tensors_of(std::tuple<Kept...>& values) {
-  Tensors all;
-  const auto add = [&](const at::Tensor& tensor) { all.push_back(tensor); };
-  std::apply([&](auto&... each) { (visit_kept<Kept>(each, add), ...); }, values);
-  return all;
-}
-
-template <class... Kept>
-void replace(std::tuple<Kept...>& values, const Tensors& tensors) {
-  size_t next = 0;
-  const auto put = [&](at::Tensor& tensor) { tensor = tensors.at(next++); };
-  std::apply([&](auto&... each) { (visit_kept<Kept>(each, put), ...); }, values);
-}
-
 template <std::derived_from<torch::nn::Module> M>
 M& module_of(M& module) {
   return module;
@@ -186,43 +153,6 @@ Owner owner_of(const torch::nn::ModuleHolder<Contained>& holder) {
   return holder.ptr();
 }
 
-// The parameters of a forward() that is neither overloaded nor a template.
-template <class Forward>
-struct Parameters {
-  using Types = void;
-};
-template <class Result, class M, class... P>
-struct Parameters<Result (M::*)(P...)> {
-  using Types = std::tuple<P...>;
-};
-template <class Result, class M, class... P>
-struct Parameters<Result (M::*)(P...) const> : Parameters<Result (M::*)(P...)> {};
-template <class Result, class M, class... P>
-struct Parameters<Result (M::*)(P...) noexcept> : Parameters<Result (M::*)(P...)> {};
-template <class Result, class M, class... P>
-struct Parameters<Result (M::*)(P...) const noexcept> : Parameters<Result (M::*)(P...)> {};
-
-enum class Access { Value, Read, Write };
-
-// What forward() may do with an object of the caller: everything, where its parameters are unknown.
-template <class Module, size_t index>
-constexpr Access access_of() {
-  if constexpr (requires { &Module::forward; }) {
-    using Types = typename Parameters<decltype(&Module::forward)>::Types;
-    if constexpr (!std::is_void_v<Types>) {
-      using Type = std::tuple_element_t<index, Types>;
-      if constexpr (!std::is_lvalue_reference_v<Type>) return Access::Value;
-      if constexpr (std::is_const_v<std::remove_reference_t<Type>>) return Access::Read;
-    }
-  }
-  return Access::Write;
-}
-
-template <class Module, size_t index, class Argument>
-inline constexpr bool may_write =
-    std::is_lvalue_reference_v<Argument> && !std::is_const_v<std::remove_reference_t<Argument>> &&
-    access_of<Module, index>() == Access::Write;
-
 // One run of forward() on arguments of these types.
 template <class Module, class Indices, class... Args>
 class Run;
@@ -230,7 +160,7 @@ template <class Module, size_t... index, class... Args>
 class Run<Module, std::index_sequence<index...>, Args...> {
  public:
   using Result = std::decay_t<decltype(std::declval<Module&>().forward(std::declval<Args>()...))>;
-  using Arguments = std::tuple<Kept<Args>...>;
+  using Arguments = std::tuple<Kept<Module, index, Args>...>;
 
   // `kept` has the tensors of `given`, and is not changed.
   Run(Module& module, Arguments& kept, const Tensors& given)
@@ -336,32 +266,16 @@ class Run<Module, std::index_sequence<index...>, Args...> {
   std::unique_ptr<Made> result_;
 };
 
-// A second run would write to the object again, or find it gone.
-template <class Module, size_t index, class Argument>
-void refuse_unseen(const Module& module, const std::remove_reference_t<Argument>& argument) {
-  using T = std::decay_t<Argument>;
-  if constexpr (leads_to_tensors<T>()) {
-    const T given = argument;
-    if constexpr (requires { given == nullptr; }) {
-      if (given == nullptr) return;
-    }
-    if (is_recomputed(module)) refuse_second_run(module, typeid(T).name());
-  } else if constexpr (Values<T>::holds == Holds::Unknown && !is_pointer<T> &&
-                       may_write<Module, index, Argument>) {
-    if (is_recomputed(module)) refuse_second_run(module, typeid(T).name());
-  }
-}
-
 template <class Module, class... Args>
 auto call_with_layers(Module& module, const Owner& owner, Args&&... args) {
   using Indices = std::index_sequence_for<Args...>;
   using ThisRun = Run<Module, Indices, Args...>;
-  [&]<size_t... index>(std::index_sequence<index...>) {
+  const auto kept = [&]<size_t... index>(std::index_sequence<index...>) {
     (refuse_unseen<Module, index, Args>(module, args), ...);
+    return std::make_shared<typename ThisRun::Arguments>(
+        keep<Kept<Module, index, Args>>(std::forward<Args>(args))...);
   }
   (Indices());
-  // References stay valid: a layer that runs the body later is given only what is copied.
-  auto kept = std::make_shared<typename ThisRun::Arguments>(std::forward<Args>(args)...);
   const Tensors inputs = tensors_of(*kept);
   // Only the call itself needs more than the tensors.
   const auto first = std::make_shared<std::optional<ThisRun>>();
@@ -391,10 +305,12 @@ auto call_with_layers(Module& module, const Owner& owner, Args&&... args) {
 // them; they count as results. It is unchanged where forward() throws. ConfigError where it is
 // given twice, because forward() would work on two copies. Changes in place are made to the
 // caller's tensors, too; those by data() leave no trace, and are lost where Fsdp's param_dtype
-// makes copies of another dtype. Other objects are handed through: copied where they are const or
-// temporary, and by reference where they are not (a cache, for instance); tensors that forward()
-// puts there are not seen. A result of another type may hold tensors that cannot be found in it, so
-// that a module with something attached throws ConfigError for it.
+// makes copies of another dtype. Other objects are handed through: by reference where forward() may
+// write to them (a cache, for instance) and where they cannot be copied or have virtual functions,
+// and as copies where not; a c10::ArrayRef, a std::span of const and a std::string_view as copies
+// of what they show. Tensors that forward() puts into such an object are not seen. A result of
+// another type may hold tensors that cannot be found in it, so that a module with something
+// attached throws ConfigError for it.
 template <class Module, class... Args>
 auto call(Module&& module, Args&&... args) {
   auto& target = detail::module_of(module);

@@ -1,7 +1,11 @@
 // The tensors inside arguments and results of lockstep::call(). Private to the library.
 #pragma once
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
@@ -151,15 +155,74 @@ struct Pointed<std::span<T, extent>> {
 template <class T>
 inline constexpr bool is_pointer = !std::is_same_v<typename Pointed<T>::Type, const void>;
 
-// Whether forward() may write to tensors, or numbers, of the caller by way of such a value.
+// A module, or a pointer to one: part of a model, which lives as long as its graphs.
 template <class T>
-constexpr bool leads_to_tensors() {
-  using Type = typename Pointed<T>::Type;
-  if constexpr (std::is_object_v<Type> && !std::is_const_v<Type>) {
-    return Values<Type>::holds != Holds::Unknown;
-  } else {
-    return false;
+inline constexpr bool is_module =
+    std::is_convertible_v<std::conditional_t<is_pointer<T>, typename Pointed<T>::Type, T>*,
+                          const torch::nn::Module*>;
+
+// Whether forward() may write to something of the caller by way of such a value.
+template <class T>
+inline constexpr bool leads_to_written =
+    std::is_object_v<typename Pointed<T>::Type> && !std::is_const_v<typename Pointed<T>::Type> &&
+    !is_module<T>;
+
+// Whether a value may show what is gone when forward() runs again. Not text by const char*, which
+// is a literal.
+template <class T>
+inline constexpr bool is_view = std::is_object_v<std::remove_pointer_t<T>>&& std::is_pointer_v<T> &&
+                                !is_module<T> && !std::is_same_v<T, const char*>;
+template <class T>
+inline constexpr bool is_view<std::reference_wrapper<T>> = !is_module<T>;
+template <class T, size_t extent>
+inline constexpr bool is_view<std::span<T, extent>> = true;
+template <>
+inline constexpr bool is_view<std::string_view> = true;
+template <class T>
+inline constexpr bool is_view<std::initializer_list<T>> = true;
+template <class T>
+inline constexpr bool is_view<c10::ArrayRef<T>> = true;
+template <class T>
+inline constexpr bool is_view<c10::OptionalArrayRef<T>> = true;
+template <class T>
+inline constexpr bool is_view<c10::IListRef<T>> = true;
+template <class T>
+inline constexpr bool is_view<std::optional<T>> = is_view<T>;
+template <class T>
+inline constexpr bool is_view<std::vector<T>> = is_view<T>;
+template <class T, size_t count>
+inline constexpr bool is_view<std::array<T, count>> = is_view<T>;
+template <class A, class B>
+inline constexpr bool is_view<std::pair<A, B>> = is_view<A> || is_view<B>;
+template <class... T>
+inline constexpr bool is_view<std::tuple<T...>> = (is_view<T> || ...);
+
+// What has the values of a view that it converts to.
+template <class T>
+struct Owned {
+  using Type = T;
+};
+template <class T>
+requires(!std::is_same_v<T, bool>) struct Owned<c10::ArrayRef<T>> {
+  using Type = std::vector<T>;
+  static Type of(c10::ArrayRef<T> view) { return view.vec(); }
+};
+template <class T>
+struct Owned<std::span<const T>> {
+  using Type = std::vector<T>;
+  static Type of(std::span<const T> view) { return {view.begin(), view.end()}; }
+};
+template <>
+struct Owned<std::string_view> {
+  using Type = std::string;
+  static Type of(std::string_view view) { return Type(view); }
+};
+template <class T>
+requires(!std::is_same_v<typename Owned<T>::Type, T>) struct Owned<std::optional<T>> {
+  using Type = std::optional<typename Owned<T>::Type>;
+  static Type of(const std::optional<T>& view) {
+    return view ? Type(Owned<T>::of(*view)) : std::nullopt;
   }
-}
+};
 
 }  // namespace lockstep::parallel::detail

@@ -4,14 +4,15 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -19,6 +20,7 @@
 #include "lockstep/parallel/call.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/nn/parameter_paths.h"
+#include "parallel/nn/recompute_checks.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -110,9 +112,11 @@ class BuffersBefore {
 // What autograd keeps of the first run.
 struct Run : torch::CustomClassHolder {
   CallLayer::Body body;
-  std::string module;
+  std::shared_ptr<const torch::nn::Module> module;
   std::optional<Surroundings> surroundings;
   std::optional<BuffersBefore> buffers;
+  std::optional<ParametersBefore> parameters;
+  std::optional<ResultsBefore> results;
   std::shared_ptr<ParameterPaths::Elsewhere> elsewhere;
 };
 
@@ -147,7 +151,8 @@ class [[nodiscard]] OwnCasts {
 // view, which libtorch would refuse to change in place. Aliases share the version, so that changes
 // in place are noticed as without checkpointing. Only views of memory that another output has too
 // stay views: after a change in place of one the other's gradient would be wrong.
-Tensors as_results(Tensors outputs, const Tensors& inputs) {
+// An argument that is returned is the caller's.
+Tensors as_results(Tensors outputs, const Tensors& given, const Tensors& inputs) {
   const Tensors all = outputs;
   const auto shares_memory = [&](size_t i) {
     for (size_t other = 0; other < all.size(); ++other) {
@@ -160,9 +165,14 @@ Tensors as_results(Tensors outputs, const Tensors& inputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     at::Tensor& output = outputs[i];
     const auto is_it = [&](const at::Tensor& input) { return input.is_same(output); };
-    if (!output.defined() || std::ranges::any_of(inputs, is_it)) continue;
-    if (output.layout() == at::kStrided && output.is_view() && shares_memory(i)) continue;
-    output = output.detach();
+    if (!output.defined()) continue;
+    if (const auto found = std::ranges::find_if(given, is_it); found != given.end()) {
+      output = inputs[found - given.begin()];
+    } else if (output.layout() == at::kStrided && output.is_view() && shares_memory(i)) {
+      output = at::alias(output.detach());
+    } else {
+      output = output.detach();
+    }
   }
   return outputs;
 }
@@ -180,22 +190,37 @@ void refuse_other_than_backward() {
                  : "backward(create_graph = true)"));
 }
 
-int64_t version_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
-}
-
-// The second run would begin with what the first one left.
-void refuse_changes(const Tensors& inputs, const std::vector<int64_t>& versions,
-                    const std::string& module) {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (version_of(inputs[i]) == versions[i]) continue;
+// Of the second graph, which ends where the arguments begin: it alone has never run.
+void run_backward(const Tensors& roots, const Tensors& gradients, const std::string& module) {
+  try {
+    torch::autograd::backward(roots, gradients);
+  } catch (const c10::Error& error) {
+    const std::string_view text = error.what_without_backtrace();
+    if (text.find("backward through the graph a second time") == text.npos) throw;
     throw ConfigError(fmt::format(
-        "[activation_checkpointing] forward() of {} changed an argument of shape [{}] in place, "
-        "and backward would run it again on that: let it make a new tensor, to return or to assign "
-        "to the argument, or leave the module out of ActivationCheckpointing",
-        module, fmt::join(inputs[i].sizes(), ", ")));
+        "[activation_checkpointing] forward() of {} computes with tensors that have a graph of "
+        "their own and are used elsewhere, too, but were no arguments (within an object or "
+        "captured, for instance): give it such tensors as arguments",
+        module));
   }
 }
+
+// An argument as the first run sees it: the graph of that run, which tells what has a history,
+// ends here.
+struct Apart : torch::autograd::Function<Apart> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            const std::string& module) {
+    context->saved_data["module"] = module;
+    return input.detach();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    throw ConfigError(fmt::format(
+        "[activation_checkpointing] backward came to a tensor that forward() of {} left elsewhere "
+        "than in its results (in a member, for instance): let it return that tensor",
+        context->saved_data["module"].toStringRef()));
+  }
+};
 
 struct Recompute : torch::autograd::Function<Recompute> {
   // `paths` lead to the parameters, also where no argument wants a gradient.
@@ -211,10 +236,26 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const OwnCasts casts;
     std::vector<int64_t> versions;
     for (const auto& input : inputs) versions.push_back(version_of(input));
-    Tensors outputs = run->body(inputs.vec());
-    refuse_changes(inputs.vec(), versions, run->module);
+    Tensors given, outputs;
+    {
+      const at::AutoGradMode enable_grad(true);
+      for (const auto& input : inputs) {
+        given.push_back(input.requires_grad() ? Apart::apply(input, run->module->name())
+                                              : input.detach());
+      }
+      outputs = run->body(given);
+    }
+    refuse_changes(inputs.vec(), versions, run->module->name());
     run->buffers->forget_unchanged();
-    return as_results(std::move(outputs), inputs.vec());
+    run->results.emplace(outputs);
+    Tensors results = as_results(outputs, given, inputs.vec());
+    Tensors without_history;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].defined() && !outputs[i].requires_grad())
+        without_history.push_back(results[i]);
+    }
+    context->mark_non_differentiable(without_history);
+    return results;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -222,6 +263,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     refuse_other_than_backward();
     const auto run =
         c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule());
+    run->parameters->refuse_changes(*run->module);
     run->elsewhere->find();
     Tensors inputs;
     for (const auto& kept : context->get_saved_variables()) {
@@ -236,18 +278,13 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::AutoGradMode enable_grad(true);
       outputs = run->body(inputs);
     }
-    if (outputs.size() != gradients.size()) {
-      throw ConfigError(fmt::format(
-          "[activation_checkpointing] forward() of {} made {} tensors, and {} when backward ran it "
-          "again: it must do the same for the same arguments",
-          run->module, gradients.size(), outputs.size()));
-    }
+    run->results->refuse_others(outputs, run->module->name());
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!outputs[i].defined() || !outputs[i].requires_grad() || !gradients[i].defined()) continue;
       roots.push_back(outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+    if (!roots.empty()) run_backward(roots, root_gradients, run->module->name());
     torch::autograd::variable_list out(1 + context->saved_data["paths"].toInt());
     for (const auto& input : inputs) out.push_back(input.defined() ? input.grad() : at::Tensor());
     return out;
@@ -277,9 +314,10 @@ class ActivationCheckpointing::Layer : public CallLayer {
     if (!at::GradMode::is_enabled() || !wants_gradient(inputs)) return body(inputs);
     const auto run = c10::make_intrusive<Run>();
     run->body = on_defined(inputs, body);
-    run->module = module_->name();
+    run->module = module_;
     run->surroundings.emplace(device_of(inputs));
     run->buffers.emplace(*module_);
+    run->parameters.emplace(*module_);
     const ParameterPaths paths(module_->parameters());
     run->elsewhere = paths.elsewhere();
     Tensors defined = inputs;

@@ -205,6 +205,15 @@ void refuse_second_run(const torch::nn::Module& module, std::string_view type) {
       module.name(), c10::demangle(std::string(type).c_str())));
 }
 
+void refuse_kept(const torch::nn::Module& module, std::string_view type) {
+  throw ConfigError(fmt::format(
+      "[call] forward() of {} takes {}, which may have changed or be gone when backward runs it "
+      "again, because ActivationCheckpointing is attached: give it tensors, an object that can be "
+      "copied and has no virtual functions, or a std::shared_ptr to a const one, and no pointer to "
+      "or view of what others own",
+      module.name(), c10::demangle(std::string(type).c_str())));
+}
+
 void refuse_written(const torch::nn::Module& module, std::string_view type) {
   throw ConfigError(fmt::format(
       "[call] forward() of {} wrote to an argument of type {}, which cannot be assigned: return "
