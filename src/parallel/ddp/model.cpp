@@ -181,12 +181,15 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 }  // namespace
 
+std::unordered_set<const void*> renormalised_tables(const torch::nn::Module& module) {
+  return tables(module, [](const auto& options) { return options.max_norm().has_value(); });
+}
+
 Model Model::of(const ModuleRef& ref, const ModelNotes& notes) {
   Model model{once_each(ref.parameters()), once_each(ref.buffers())};
   if (const torch::nn::Module* module = ref.module()) {
     const auto sparse = tables(*module, [](const auto& options) { return options.sparse(); });
-    const auto renormalised =
-        tables(*module, [](const auto& options) { return options.max_norm().has_value(); });
+    const auto renormalised = renormalised_tables(*module);
     for (auto& item : model.parameters) {
       item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
       item.renormalised = renormalised.contains(item.tensor.unsafeGetTensorImpl());

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "lockstep/checkpoint/module_ref.h"
@@ -20,6 +21,9 @@ struct Named {
   // Of a running mean or variance: whether its BatchNorm layer is in training. Null of others.
   std::shared_ptr<const std::function<bool()>> trains = nullptr;
 };
+
+// The tables of the Embedding and EmbeddingBag layers with max_norm, which forward() scales.
+std::unordered_set<const void*> renormalised_tables(const torch::nn::Module& module);
 
 // The caller's options for some tensors, by name.
 struct ModelNotes {

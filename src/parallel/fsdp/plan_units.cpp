@@ -91,10 +91,10 @@ bool is_in_a_closed_module(const std::vector<ModuleNode>& nodes, size_t node) {
 
 // Nobody can call it, because it has no forward().
 bool is_container(const Module& module) {
-  return module.as<torch::nn::ModuleListImpl>() != nullptr ||
-         module.as<torch::nn::ModuleDictImpl>() != nullptr ||
-         module.as<torch::nn::ParameterListImpl>() != nullptr ||
-         module.as<torch::nn::ParameterDictImpl>() != nullptr;
+  const std::type_info& type = typeid(module);  // a class derived from one may have a forward()
+  return type == typeid(torch::nn::ModuleListImpl) || type == typeid(torch::nn::ModuleDictImpl) ||
+         type == typeid(torch::nn::ParameterListImpl) ||
+         type == typeid(torch::nn::ParameterDictImpl);
 }
 
 // The innermost modules that are large enough, as long as their units take none of another's.

@@ -24,7 +24,7 @@ bool has_sync_batch_norm(const ModuleRef& module) {
   if (module.module() == nullptr || module.has_expired()) return false;
   const auto is_one = [](const torch::nn::Module& layer) {
     return is_synchronised<1>(layer) || is_synchronised<2>(layer) || is_synchronised<3>(layer) ||
-           is_batch_norm_overridden(layer);
+           batch_norm_ranks(layer) > 1;
   };
   if (is_one(*module.module())) return true;
   for (const auto& layer : module.module()->modules(/*include_self=*/false)) {

@@ -133,8 +133,8 @@ class [[nodiscard]] BuffersAgain {
   BuffersBefore buffers_;
 };
 
-// Both runs cast weights for themselves. A cast that the first one, which builds no graph, left in
-// the cache of the caller's Autocast would cut off the gradient of the weight's later uses there.
+// Both runs cast weights for themselves. A cast that the first one, whose graph is dropped, left in
+// the cache of the caller's Autocast would lead the weight's later uses into that graph.
 class [[nodiscard]] OwnCasts {
  public:
   OwnCasts() { at::autocast::set_autocast_cache_enabled(false); }

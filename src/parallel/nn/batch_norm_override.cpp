@@ -102,11 +102,12 @@ bool gate_batch_norm(const torch::nn::Module& layer, const std::shared_ptr<JoinG
   return is_overridden;
 }
 
-bool is_batch_norm_overridden(const torch::nn::Module& layer) {
+int batch_norm_ranks(const torch::nn::Module& layer) {
   auto& [mutex, by_tensor, kernels] = layers();
   const std::lock_guard lock(mutex);
-  return std::ranges::any_of(
+  const auto found = std::ranges::find_if(
       by_tensor, [&](const auto& item) { return item.second.module.lock().get() == &layer; });
+  return found == by_tensor.end() ? 1 : found->second.group.size();
 }
 
 }  // namespace lockstep::parallel

@@ -22,8 +22,8 @@ void override_batch_norm(const std::shared_ptr<torch::nn::Module>& layer,
 // Such a layer calls the gate before it communicates. False for another layer.
 bool gate_batch_norm(const torch::nn::Module& layer, const std::shared_ptr<JoinGate>& gate);
 
-// Whether override_batch_norm() was called for the layer.
-bool is_batch_norm_overridden(const torch::nn::Module& layer);
+// The ranks whose batches the layer normalises together: 1 unless override_batch_norm() was called.
+int batch_norm_ranks(const torch::nn::Module& layer);
 
 // SyncBatchNorm's forward in training, once `factor` is known. Undefined tensors are options that
 // are off.

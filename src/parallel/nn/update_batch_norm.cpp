@@ -15,21 +15,27 @@ namespace {
 struct Layer {
   at::Tensor mean, variance, count;
   std::optional<double>* momentum;
-  bool is_synchronous;  // a batch is that of all ranks
+  int ranks;  // that take a batch together
 };
 
 template <class Norm>
-std::optional<Layer> layer_as(torch::nn::Module& module, bool is_synchronous) {
+std::optional<Layer> layer_as(torch::nn::Module& module) {
   auto* norm = dynamic_cast<Norm*>(&module);
   if (norm == nullptr || !norm->running_mean.defined()) return std::nullopt;
+  int ranks = 1;
+  if constexpr (requires { norm->group(); }) {
+    ranks = norm->group().size();
+  } else {
+    ranks = batch_norm_ranks(module);
+  }
   return Layer{norm->running_mean, norm->running_var, norm->num_batches_tracked,
-               &norm->options.momentum(), is_synchronous};
+               &norm->options.momentum(), ranks};
 }
 
 template <size_t D>
 void add_layer(torch::nn::Module& module, std::vector<Layer>& layers) {
-  auto layer = layer_as<TorchBatchNormImpl<D>>(module, is_batch_norm_overridden(module));
-  if (!layer) layer = layer_as<SyncBatchNormImpl<D>>(module, true);
+  auto layer = layer_as<TorchBatchNormImpl<D>>(module);
+  if (!layer) layer = layer_as<SyncBatchNormImpl<D>>(module);
   if (layer) layers.push_back(*layer);
 }
 
@@ -49,12 +55,8 @@ class Counting {
     for (auto* module : modules) modes_.emplace_back(module, module->is_training());
     for (const Layer& layer : layers) {
       before_.push_back({layer, layer.mean.clone(), layer.variance.clone(), layer.count.clone(),
-                         std::exchange(*layer.momentum, std::nullopt)});
-      layer.mean.zero_();
-      layer.variance.fill_(1);
-      layer.count.zero_();
+                         *layer.momentum});
     }
-    modules.front()->train();
   }
   Counting(const Counting&) = delete;
   Counting& operator=(const Counting&) = delete;
@@ -70,6 +72,16 @@ class Counting {
     }
     // Each sets the modes of what is below it, too.
     for (const auto& [module, is_training] : modes_) module->train(is_training);
+  }
+
+  void begin() {
+    for (const auto& [layer, mean, variance, count, momentum, is_updated] : before_) {
+      layer.momentum->reset();
+      layer.mean.zero_();
+      layer.variance.fill_(1);
+      layer.count.zero_();
+    }
+    modes_.front().first->train();
   }
 
   // The layer's statistics stay as they are now.
@@ -114,6 +126,7 @@ size_t update_batch_norm(torch::nn::Module& module, const Group& group,
   if (layers.empty()) return 0;
   const at::NoGradGuard no_grad;
   Counting counting(modules, layers);
+  counting.begin();
   run();
   const at::Tensor sums = sums_of(layers);
   group.all_reduce(sums, ReduceOp::Sum, {.label = "update_batch_norm"}).wait();
@@ -125,7 +138,7 @@ size_t update_batch_norm(torch::nn::Module& module, const Group& group,
     if (count > 0) {
       layer.mean.copy_(sums.narrow(0, at, channels).div(count));
       layer.variance.copy_(sums.narrow(0, at + channels, channels).div(count));
-      if (!layer.is_synchronous) layer.count.fill_(count);
+      layer.count.fill_(count / layer.ranks);
       counting.keep(i);
     }
     at += 2 * channels + 1;

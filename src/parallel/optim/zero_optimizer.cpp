@@ -306,7 +306,8 @@ ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& gr
                     group, make, options) {}
 
 ZeroOptimizer::~ZeroOptimizer() {
-  if (parts_ && parts_->shared) std::ranges::for_each(parts_->parameters, &note_common);
+  if (!parts_ || !parts_->shared) return;
+  for (const auto& flat : parts_->flats) note_common(flat.memory);
 }
 ZeroOptimizer::ZeroOptimizer(ZeroOptimizer&&) noexcept = default;
 

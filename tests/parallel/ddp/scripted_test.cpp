@@ -75,6 +75,27 @@ TEST(Scripted, ABufferThatForwardAssignsTo) {
   }
 }
 
+// What is sent goes into the buffer, not into what forward() returned, which it shares memory with.
+TEST(Scripted, ABufferThatIsAPartOfTheResult) {
+  spawn(2, [](World& world) {
+    torch::jit::Module net("Last");
+    net.register_parameter("weight", at::ones({6, 6}, at::kDouble).requires_grad_(), false);
+    net.register_buffer("last", at::zeros({4, 6}, at::kDouble));
+    net.define(R"(
+def forward(self, x):
+  y = torch.mm(x, self.weight)
+  self.last = y.detach()
+  return y
+)");
+    Ddp ddp(net, world);
+    const at::Tensor x = at::full({4, 6}, 1 + world.rank(), at::kDouble);
+    const at::Tensor y = net.forward({x}).toTensor();
+    y.sum().backward();
+    EXPECT_TRUE(at::equal(y, at::full({4, 6}, 6 + 6 * world.rank(), at::kDouble)));
+    EXPECT_TRUE(at::equal(net.attr("last").toTensor(), at::full({4, 6}, 6, at::kDouble)));
+  });
+}
+
 TEST(Scripted, ABufferThatOneRankAssignsToBetweenSteps) {
   spawn(2, [](World& world) {
     auto net = averaging_net();

@@ -242,5 +242,38 @@ TEST(SecondRun, ResultsThatAreNotFinite) {
   });
 }
 
+// Its forward() counts a version of the table, whether it scales rows or not.
+TEST(SecondRun, ATableWithAMaximalNorm) {
+  isolated([] {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(5, 3).max_norm(0.5));
+    const auto gradient = [&] {
+      table->zero_grad();
+      lockstep::call(table, at::arange(4)).square().sum().backward();
+      return table->weight.grad().clone();
+    };
+    const Tensor plain = gradient();
+    const ActivationCheckpointing recompute(Modules{table.ptr()});
+    EXPECT_TRUE(at::allclose(gradient(), plain));
+  });
+}
+
+// The sum of what cancels, or of nothing, is as large as its roundings.
+TEST(SecondRun, ResultsThatAreNothingAreNotCompared) {
+  struct Sums : Layered {
+    std::tuple<Tensor, Tensor> forward(const Tensor& x) {
+      const Tensor y = layer(x);
+      return {(y.sum() - y.sum()) + 1e-17 * ++count, y * 0 + 1e-17 * (count - 1)};
+    }
+    int count = 0;
+  };
+  isolated([] {
+    const auto net = std::make_shared<Sums>();
+    const ActivationCheckpointing recompute(Modules{net});
+    const auto [sum, all] = lockstep::call(net, rows_at(1));
+    (sum + all.sum()).backward();
+    EXPECT_EQ(net->count, 2);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -88,6 +88,22 @@ TEST(UpdateBatchNorm, OfSynchronousLayers) {
   });
 }
 
+// One that was not converted is a BatchNorm; one of a part of the ranks takes a batch with those.
+TEST(UpdateBatchNorm, CountsBatchesOfSynchronousLayersByTheirGroup) {
+  spawn(3, [](World& world) {
+    SyncBatchNorm1d alone(BatchNormOptions(3)), paired(BatchNormOptions(3));
+    paired->set_group(world.group().split(world.rank() == 2 ? 1 : 0, world.rank()));
+    torch::nn::ModuleDict net;
+    net->update({{"alone", alone.ptr()}, {"paired", paired.ptr()}});
+    update_batch_norm(*net, world, [&] {
+      for (int i = 0; i <= world.rank(); ++i) alone->forward(batch(1));
+      for (int i = 0; i < (world.rank() == 2 ? 1 : 2); ++i) paired->forward(batch(1));
+    });
+    EXPECT_EQ(alone->num_batches_tracked.item<int64_t>(), 6);
+    EXPECT_EQ(paired->num_batches_tracked.item<int64_t>(), world.rank() == 2 ? 5 : 2);
+  });
+}
+
 TEST(UpdateBatchNorm, LeavesWhatNoBatchHasPassedAndAllWhenItThrows) {
   isolated([] {
     BatchNorm1d used(3), unused(3);

@@ -87,6 +87,9 @@ void BufferSync::follow(const std::vector<Named>& now) {
     const bool is_copied = !is_averaged(buffers_[i].tensor, mode_);
     if (!buffers_[i].tensor.is_same(now[i].tensor)) {
       buffers_[i] = now[i];
+      // forward() may have kept a part of what it returned, which the program still uses.
+      const at::Tensor& tensor = now[i].tensor;
+      if (tensor.storage().use_count() > 1) tensor.set_data(tensor.detach().clone());
       if (is_copied) copied_.replace(copied, now[i].tensor);
     }
     if (is_copied) ++copied;

@@ -14,8 +14,9 @@
 namespace lockstep::parallel {
 namespace {
 
-// Of the backward() that ends on this thread.
-thread_local std::vector<std::shared_ptr<PassQueue>> ending;
+// Of the backward() that ends on this thread. What was queued for its end owns them, since another
+// thread may be the one that drops that.
+thread_local std::weak_ptr<std::vector<std::shared_ptr<PassQueue>>> ending;
 
 }  // namespace
 
@@ -75,12 +76,16 @@ void PassQueue::launch(Reducer& reducer) {
 }
 
 void PassQueue::end(const std::shared_ptr<PassQueue>& queue) {
-  if (std::ranges::find(ending, queue) != ending.end()) return;
-  ending.push_back(queue);
-  if (ending.size() > 1) return;
+  if (const auto all = ending.lock()) {
+    if (std::ranges::find(*all, queue) == all->end()) all->push_back(queue);
+    return;
+  }
+  const auto all = std::make_shared<Queues>(1, queue);
+  ending = all;
   at_end_of_backward(
-      [] {
-        const auto queues = std::exchange(ending, {});
+      [all] {
+        ending.reset();
+        const auto queues = std::exchange(*all, {});
         try {
           finish(queues);
         } catch (...) {
@@ -88,7 +93,7 @@ void PassQueue::end(const std::shared_ptr<PassQueue>& queue) {
           throw;
         }
       },
-      [] { abandon(std::exchange(ending, {})); });
+      [all] { abandon(std::exchange(*all, {})); });
 }
 
 void PassQueue::finish(Queues queues) {
