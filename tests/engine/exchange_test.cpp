@@ -203,7 +203,7 @@ TEST_P(Engine, GroupMemoryIsReducedInPlaceWhileOthersAreInFlight) {
         works.back()->announcement.segment = 0;
         works.back()->announcement.offset = bucket * kCount * 4;
         exchange.start(works.back());
-        exchange.advance(*works.front());
+        exchange.advance(works.front());
         if (bucket == 2) run(exchange, all_reduce(kSum, piece(between)), "between", 100);
       }
       for (const auto& work : works) exchange.finish(work);
@@ -279,14 +279,14 @@ TEST_P(Engine, AskingIsEnough) {
     const auto operation = all_reduce(kSum, piece(sum));
     name(*operation, "all_reduce", 1000000);
     exchange.start(operation);
-    while (!exchange.advance(*operation)) std::this_thread::yield();
+    while (!exchange.advance(operation)) std::this_thread::yield();
     EXPECT_EQ(sum, std::vector<int32_t>(1000000, size));
     // Rank 0 leaves the others alone in an operation that it comes to only when they have asked.
     const auto late = barrier();
     name(*late, "barrier", 0);
     if (exchange.rank() != 0) {
       exchange.start(late);
-      EXPECT_FALSE(exchange.advance(*late));
+      EXPECT_FALSE(exchange.advance(late));
       ++over;
     }
     while (over < size - 1) std::this_thread::yield();
