@@ -26,15 +26,16 @@ namespace lockstep::parallel {
 // what they show; what has no such copy, and pointers to what the caller may change or end, are
 // refused. Tensors within an object of the caller's own type are shared by its copy, and no
 // arguments: they must not change in place, and one with a graph that is used elsewhere, too, stops
-// backward by a ConfigError. Results without a history (detached ones) have none here, either. What
-// forward() keeps in plain members (a counter, a hidden state, a mask that the model sets before
-// the call) is not put back for the second run: let it be an argument or a buffer. ConfigError
-// where the second run returns other sizes, dtypes or, on CPUs, clearly other values, and where a
-// parameter was changed in place since forward() began. Right under Ddp, and with Fsdp, which
-// gathers the parameters for each of both runs. Only a backward() of all parameters works on such a
-// graph: torch::autograd::grad() and backward() with inputs throw ConfigError where they ask for a
-// gradient of the module's arguments, of what these were computed from, or of a parameter that the
-// module has; create_graph does always.
+// backward by an error: a ConfigError, or libtorch's "backward through the graph a second time"
+// where the other use comes later in backward. Results without a history (detached ones) have none
+// here, either. What forward() keeps in plain members (a counter, a hidden state, a mask that the
+// model sets before the call) is not put back for the second run: let it be an argument or a
+// buffer. ConfigError where the second run returns other sizes, dtypes or, on CPUs, clearly other
+// values, and where a parameter was changed in place since forward() began. Right under Ddp, and
+// with Fsdp, which gathers the parameters for each of both runs. Only a backward() of all
+// parameters works on such a graph: torch::autograd::grad() and backward() with inputs throw
+// ConfigError where they ask for a gradient of the module's arguments, of what these were computed
+// from, or of a parameter that the module has; create_graph does always.
 class [[nodiscard]] ActivationCheckpointing {
  public:
   // Keeps the modules. Throws ConfigError for an empty one.

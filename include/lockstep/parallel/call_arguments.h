@@ -57,13 +57,21 @@ inline constexpr bool may_write =
     std::is_lvalue_reference_v<Argument> && !std::is_const_v<std::remove_reference_t<Argument>> &&
     access_of<Module, index>() == Access::Write;
 
+// A class whose members have no copy says so by deleting its own copy constructor.
+template <class T>
+constexpr bool has_copy() {
+  if constexpr (requires { typename T::value_type; }) {
+    if constexpr (!std::is_same_v<typename T::value_type, T>) {
+      if (!has_copy<typename T::value_type>()) return false;
+    }
+  }
+  return std::is_copy_constructible_v<T>;
+}
+
 // Whether a copy is the same to forward(): one of a part of an object is not.
 template <class T>
 constexpr bool is_copyable() {
-  if constexpr (requires { typename T::value_type; }) {
-    if (!std::is_copy_constructible_v<typename T::value_type>) return false;
-  }
-  return std::is_copy_constructible_v<T> && !std::is_polymorphic_v<T>;
+  return has_copy<T>() && !std::is_polymorphic_v<T>;
 }
 
 // By value: what the caller does with its own object then, or where that ends, is nothing to a

@@ -191,7 +191,9 @@ struct FsdpShard {
 // With ranks of one host there is one copy of the parameters, in memory that they share, and
 // nothing is gathered. A backward() that goes through a model whose parameters are all frozen ends
 // with a barrier there, so that they may be written next (a target that follows a model): all ranks
-// run it. Elsewhere the ranks gather a unit's parameters when it is called.
+// run it. Elsewhere the ranks gather a unit's parameters when it is called. Several models that one
+// backward() reaches finish in the order in which their first gradients arrive: add their losses in
+// the same order on all ranks.
 //
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was

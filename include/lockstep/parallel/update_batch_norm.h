@@ -23,11 +23,11 @@ namespace lockstep::parallel {
 // gradients. Momenta and modes are what they were afterwards; so are statistics when it throws, and
 // those of a layer that no batch has passed.
 //
-// Ranks: all of `group` call it, each with batches of its own, of any number; the result is the
-// same on all, and but for roundings that of one process which takes all batches. Returns how many
-// layers have running statistics; without any, `run` is not called. Throws ConfigError for a group
-// with lanes, since the roundings depend on the number of ranks: with World::solo() and all batches
-// on each rank they do not.
+// Ranks: all of `group` call it, each with batches of its own, of any number (SyncBatchNorm layers
+// and an Fsdp need equal numbers); the result is the same on all, and but for roundings that of one
+// process which takes all batches. Returns how many layers have running statistics; without any,
+// `run` is not called. Throws ConfigError for a group with lanes, since the roundings depend on the
+// number of ranks: with World::solo() and all batches on each rank they do not.
 size_t update_batch_norm(torch::nn::Module& module, const Group& group,
                          const std::function<void()>& run);
 
