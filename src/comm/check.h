@@ -28,7 +28,8 @@ void check_device(Collective what, const at::Tensor& tensor, const Transport& tr
                   at::Device device);
 // Throws where the combination has no meaning for the dtype.
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op);
-// Refuses an output whose elements share memory, and outputs of which two do.
+// Refuses an output whose elements share memory, and outputs of which two do. Of outputs with gaps
+// and more than 4096 elements in all, it sees only the plain cases.
 void check_outputs(Collective what, const std::vector<at::Tensor>& outputs);
 // Copies inputs that share memory with an output, except one that is this rank's own part of it
 // (see Group).

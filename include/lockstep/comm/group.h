@@ -112,8 +112,9 @@ struct SendRecv {
 //
 // Aliasing: an output may share memory neither with another output of the call nor with itself (as
 // expanded tensors and overlapping windows do); such calls are refused, except that a list which is
-// combined or broadcast in place may have a tensor, or parts of it, twice. Inputs may overlap each
-// other. One that shares memory with an output is copied first, unless, of contiguous tensors, an
+// combined or broadcast in place may have a tensor, or parts of it, twice. Of outputs with gaps that
+// have more than 4096 elements in all, only those are seen that begin at the same place, have a
+// dimension without a stride or need more room than there is. Inputs may overlap each other. One that shares memory with an output is copied first, unless, of contiguous tensors, an
 // all_gather's `input` is this rank's part of `output` (of a list, outputs[rank()]), or a
 // reduce_scatter's `output` this rank's part of `input` (not of a list). Until its Work is over,
 // the memory of an operation belongs to it: no other operation may write what it reads, nor read or
