@@ -206,6 +206,10 @@ void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op) {
     refuse(what, "torch.distributed's Gloo has no product of {}: gather it", name_of(dtype));
 }
 
+void check_rank(Collective what, int rank, int size) {
+  if (rank < 0 || rank >= size) refuse(what, "rank {} is not in this group of {}", rank, size);
+}
+
 void check_stream(Collective what, const CallOptions& options, at::Device device) {
   if (!options.stream) return;
   if (device.is_cpu())

@@ -38,6 +38,8 @@ void separate(Request& request, int rank);
 at::Tensor separate(const at::Tensor& input, const at::Tensor& output);
 // Throws where a group with Python ranks cannot make the call.
 void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op);
+// Throws unless the group of `size` ranks has this one.
+void check_rank(Collective what, int rank, int size);
 // An explicit stream against where the tensors are.
 void check_stream(Collective what, const CallOptions& options, at::Device device);
 

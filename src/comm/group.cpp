@@ -118,9 +118,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   request.advice = options.advice;
   request.divide_by = options.divide_by;
   request.factor = options.factor;
-  if (request.peer < 0 || request.peer >= size()) {
-    refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
-  }
+  check_rank(request.what, request.peer, size());
   const at::ScalarType dtype = request.dtype();
   const at::Device device = !request.outputs.empty()  ? request.outputs.front().device()
                             : !request.inputs.empty() ? request.inputs.front().device()
@@ -297,10 +295,7 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   check_tensor(Collective::Recv, output);
   check_tensor(Collective::Send, input);
   check_outputs(Collective::Recv, {output});
-  for (const int peer : {peers.to, peers.from}) {
-    if (peer < 0 || peer >= size())
-      refuse(Collective::Send, "rank {} is not in this group of {}", peer, size());
-  }
+  for (const int peer : {peers.to, peers.from}) check_rank(Collective::Send, peer, size());
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});
     transport_->unfinished()->finish_before(uses);
@@ -344,6 +339,7 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view mine,
 
 std::vector<std::string> Group::gather_bytes(std::string_view mine, int root,
                                              const CallOptions& options) const {
+  check_rank(Collective::Gather, root, size());  // before the first of the two calls
   const bool is_root = rank() == root;
   at::Tensor lengths = at::empty({size()}, at::kLong);
   all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), options).wait();
