@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -208,6 +209,28 @@ void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op) {
 
 void check_rank(Collective what, int rank, int size) {
   if (rank < 0 || rank >= size) refuse(what, "rank {} is not in this group of {}", rank, size);
+}
+
+void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
+                  const Transport& transport) {
+  const auto refused = [&](std::string_view why) {
+    return ConfigError(fmt::format("[comm] {}: {}", what, why));
+  };
+  auto bytes = static_cast<int64_t>(options.dtype().itemsize());
+  for (const int64_t size : sizes) {
+    if (size >= 0 && !__builtin_mul_overflow(bytes, size, &bytes)) continue;
+    throw refused(fmt::format("sizes [{}] {}", fmt::join(sizes, ", "),
+                              size < 0 ? "need to be 0 or more" : "are more than a memory has"));
+  }
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  if (options.requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype))
+    throw refused(fmt::format("{} has no gradients: leave out requires_grad", name_of(dtype)));
+  transport.unfinished()->check_process(what);
+  if (transport.carries(options.device())) return;
+  const at::Device own = transport.device();
+  throw refused(fmt::format("this group's memory is on {}, not on {}",
+                            own.is_cpu() ? "the CPU" : own.str() + " and the CPU",
+                            options.device().str()));
 }
 
 void check_stream(Collective what, const CallOptions& options, at::Device device) {

@@ -40,6 +40,9 @@ at::Tensor separate(const at::Tensor& input, const at::Tensor& output);
 void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op);
 // Throws unless the group of `size` ranks has this one.
 void check_rank(Collective what, int rank, int size);
+// The arguments of Group::empty() and shared(), for memory that the transport carries.
+void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
+                  const Transport& transport);
 // An explicit stream against where the tensors are.
 void check_stream(Collective what, const CallOptions& options, at::Device device);
 

@@ -2,13 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
 
 #include "comm/call.h"
 #include "comm/check.h"
+#include "comm/text.h"
 #include "comm/transport.h"
 #include "core/hash/mix.h"
 #include "core/time_limit.h"
@@ -24,18 +24,16 @@ at::Tensor as_tensor(std::string_view text) {
                        at::kByte);
 }
 
-void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
-                  const Transport& transport) {
-  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
-    throw ConfigError(
-        fmt::format("[comm] {}: sizes [{}] need to be 0 or more", what, fmt::join(sizes, ", ")));
+// What `make` makes. Libtorch's errors, as of too little memory, become the library's.
+template <class Make>
+at::Tensor made(std::string_view what, const at::TensorOptions& options, const Make& make) {
+  try {
+    at::Tensor memory = make();
+    if (memory.defined() && options.requires_grad()) memory.set_requires_grad(true);
+    return memory;
+  } catch (const c10::Error& error) {
+    throw CommError(fmt::format("[comm] {}: {}", what, first_line(error)));
   }
-  transport.unfinished()->check_process(what);
-  if (transport.carries(options.device())) return;
-  throw ConfigError(fmt::format(
-      "[comm] {}: this group's memory is on {}, not on {}", what,
-      transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
-      options.device().str()));
 }
 
 // Autograd does not follow what ranks do with a tensor.
@@ -365,12 +363,12 @@ std::string Group::broadcast_bytes(std::string_view mine, int root,
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("empty", sizes, options, *transport_);
-  return transport_->empty(sizes, options);
+  return made("empty", options, [&] { return transport_->empty(sizes, options); });
 }
 
 at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("shared", sizes, options, *transport_);
-  return transport_->shared(sizes, options);
+  return made("shared", options, [&] { return transport_->shared(sizes, options); });
 }
 
 bool Group::has_python_ranks() const { return transport_->has_python_ranks(); }

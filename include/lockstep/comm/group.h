@@ -270,8 +270,10 @@ class Group {
   // where ranks take turns on a GPU), collectives on it make no copies; elsewhere it is ordinary
   // memory. Every rank calls it with the same sizes and dtype. Among ranks that share memory, of
   // the CPU or of GPUs, this communicates (small messages and a barrier) and blocks; elsewhere it
-  // does not. Throws ConfigError for a size below 0, and CommError on all ranks when memory is
-  // short (over cuda_ipc it is ordinary memory then). Freed with its last reference, on each rank
+  // does not. Throws ConfigError for sizes below 0, for those whose product overflows and for a
+  // dtype that has no gradients where `options` require them, and CommError when memory is short: on
+  // all ranks where it communicates, elsewhere on those that have too little (over cuda_ipc it is
+  // ordinary memory then). Freed with its last reference, on each rank
   // by itself; other ranks may go on using theirs. A child process made by fork() does not have
   // this memory: it must not touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
