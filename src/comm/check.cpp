@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -12,12 +13,59 @@ namespace {
 
 bool by_begin(const Span& a, const Span& b) { return a.begin < b.begin; }
 
-// For certain: more elements than there is room for, or a dimension without a stride.
+// Of how many elements each address is looked at.
+constexpr int64_t kMostLooked = 1 << 12;
+
+// Appends the elements of `tensor` from dimension `d` on.
+void list_elements(std::vector<Span>& all, const at::Tensor& tensor, const char* at, int64_t d) {
+  if (d == tensor.dim()) return all.push_back({at, at + tensor.element_size()});
+  for (int64_t i = 0; i < tensor.size(d); ++i)
+    list_elements(all, tensor, at + i * tensor.stride(d) * tensor.element_size(), d + 1);
+}
+
+// Whether two elements of the tensors share memory; of many elements, whether two tensors begin at
+// the same one.
+bool share_elements(const std::vector<at::Tensor>& tensors) {
+  int64_t count = 0;
+  for (const at::Tensor& tensor : tensors) count += tensor.numel();
+  std::vector<Span> spans;
+  for (const at::Tensor& tensor : tensors) {
+    const Span whole = span_of(tensor);
+    if (tensor.numel() == 0) continue;
+    if (count <= kMostLooked) {
+      list_elements(spans, tensor, whole.begin, 0);
+    } else {
+      spans.push_back({whole.begin, whole.begin + tensor.element_size()});
+    }
+  }
+  std::sort(spans.begin(), spans.end(), by_begin);
+  return std::adjacent_find(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+           return overlap(a, b);
+         }) != spans.end();
+}
+
+// Each dimension steps over all that the smaller steps reach: no two elements share memory.
+bool is_nested(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // (stride, size)
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < reach) return false;
+    reach += stride * (size - 1);
+  }
+  return true;
+}
+
+// More elements than there is room for, a dimension without a stride, or, of few elements, any two
+// in one place.
 bool overlaps_itself(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return false;
+  if (tensor.is_contiguous() || tensor.numel() == 0 || is_nested(tensor)) return false;
   const Span span = span_of(tensor);
   return static_cast<std::ptrdiff_t>(tensor.nbytes()) > span.end - span.begin ||
-         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+         at::has_internal_overlap(tensor) == at::MemOverlap::Yes || share_elements({tensor});
 }
 
 // Whether `part` is this rank's part of `whole`, in the same memory.
@@ -110,17 +158,19 @@ void check_outputs(Collective what, const std::vector<at::Tensor>& outputs) {
       refuse(what, "an output's elements share memory (an expanded tensor?): use .clone()");
   }
   if (outputs.size() < 2) return;
-  // Dense ones only: one with gaps may lie between the elements of another.
+  bool gaps = false;
   std::vector<Span> spans;
   for (const at::Tensor& output : outputs) {
-    if (output.is_non_overlapping_and_dense() && output.numel() > 0)
-      spans.push_back(span_of(output));
+    gaps = gaps || !output.is_non_overlapping_and_dense();
+    if (output.numel() > 0) spans.push_back(span_of(output));
   }
   std::sort(spans.begin(), spans.end(), by_begin);
-  for (size_t i = 1; i < spans.size(); ++i) {
-    if (overlap(spans[i - 1], spans[i]))
-      refuse(what, "two outputs share memory: give each its own");
-  }
+  const bool meet =
+      std::adjacent_find(spans.begin(), spans.end(),
+                         [](const Span& a, const Span& b) { return overlap(a, b); }) != spans.end();
+  // One with gaps may lie between the elements of another.
+  if (meet && (!gaps || share_elements(outputs)))
+    refuse(what, "two outputs share memory: give each its own");
 }
 
 void separate(Request& request, int rank) {
@@ -155,6 +205,32 @@ void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op) {
     refuse(what, "torch.distributed's Gloo has no premul: multiply, then Sum");
   if (op == ReduceOp::Product && at::isComplexType(dtype))
     refuse(what, "torch.distributed's Gloo has no product of {}: gather it", name_of(dtype));
+}
+
+void check_rank(Collective what, int rank, int size) {
+  if (rank < 0 || rank >= size) refuse(what, "rank {} is not in this group of {}", rank, size);
+}
+
+void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
+                  const Transport& transport) {
+  const auto refused = [&](std::string_view why) {
+    return ConfigError(fmt::format("[comm] {}: {}", what, why));
+  };
+  auto bytes = static_cast<int64_t>(options.dtype().itemsize());
+  for (const int64_t size : sizes) {
+    if (size >= 0 && !__builtin_mul_overflow(bytes, size, &bytes)) continue;
+    throw refused(fmt::format("sizes [{}] {}", fmt::join(sizes, ", "),
+                              size < 0 ? "need to be 0 or more" : "are more than a memory has"));
+  }
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  if (options.requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype))
+    throw refused(fmt::format("{} has no gradients: leave out requires_grad", name_of(dtype)));
+  transport.unfinished()->check_process(what);
+  if (transport.carries(options.device())) return;
+  const at::Device own = transport.device();
+  throw refused(fmt::format("this group's memory is on {}, not on {}",
+                            own.is_cpu() ? "the CPU" : own.str() + " and the CPU",
+                            options.device().str()));
 }
 
 void check_stream(Collective what, const CallOptions& options, at::Device device) {

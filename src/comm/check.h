@@ -28,7 +28,8 @@ void check_device(Collective what, const at::Tensor& tensor, const Transport& tr
                   at::Device device);
 // Throws where the combination has no meaning for the dtype.
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op);
-// Refuses an output whose elements share memory, and outputs of which two do.
+// Refuses an output whose elements share memory, and outputs of which two do. Of outputs with gaps
+// and more than 4096 elements in all, it sees only the plain cases.
 void check_outputs(Collective what, const std::vector<at::Tensor>& outputs);
 // Copies inputs that share memory with an output, except one that is this rank's own part of it
 // (see Group).
@@ -37,6 +38,11 @@ void separate(Request& request, int rank);
 at::Tensor separate(const at::Tensor& input, const at::Tensor& output);
 // Throws where a group with Python ranks cannot make the call.
 void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op);
+// Throws unless the group of `size` ranks has this one.
+void check_rank(Collective what, int rank, int size);
+// The arguments of Group::empty() and shared(), for memory that the transport carries.
+void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
+                  const Transport& transport);
 // An explicit stream against where the tensors are.
 void check_stream(Collective what, const CallOptions& options, at::Device device);
 

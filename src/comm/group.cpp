@@ -2,13 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
 
 #include "comm/call.h"
 #include "comm/check.h"
+#include "comm/text.h"
 #include "comm/transport.h"
 #include "core/hash/mix.h"
 #include "core/time_limit.h"
@@ -24,18 +24,16 @@ at::Tensor as_tensor(std::string_view text) {
                        at::kByte);
 }
 
-void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
-                  const Transport& transport) {
-  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
-    throw ConfigError(
-        fmt::format("[comm] {}: sizes [{}] need to be 0 or more", what, fmt::join(sizes, ", ")));
+// What `make` makes. Libtorch's errors, as of too little memory, become the library's.
+template <class Make>
+at::Tensor made(std::string_view what, const at::TensorOptions& options, const Make& make) {
+  try {
+    at::Tensor memory = make();
+    if (memory.defined() && options.requires_grad()) memory.set_requires_grad(true);
+    return memory;
+  } catch (const c10::Error& error) {
+    throw CommError(fmt::format("[comm] {}: {}", what, first_line(error)));
   }
-  transport.unfinished()->check_process(what);
-  if (transport.carries(options.device())) return;
-  throw ConfigError(fmt::format(
-      "[comm] {}: this group's memory is on {}, not on {}", what,
-      transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
-      options.device().str()));
 }
 
 // Autograd does not follow what ranks do with a tensor.
@@ -118,9 +116,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   request.advice = options.advice;
   request.divide_by = options.divide_by;
   request.factor = options.factor;
-  if (request.peer < 0 || request.peer >= size()) {
-    refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
-  }
+  check_rank(request.what, request.peer, size());
   const at::ScalarType dtype = request.dtype();
   const at::Device device = !request.outputs.empty()  ? request.outputs.front().device()
                             : !request.inputs.empty() ? request.inputs.front().device()
@@ -297,10 +293,7 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   check_tensor(Collective::Recv, output);
   check_tensor(Collective::Send, input);
   check_outputs(Collective::Recv, {output});
-  for (const int peer : {peers.to, peers.from}) {
-    if (peer < 0 || peer >= size())
-      refuse(Collective::Send, "rank {} is not in this group of {}", peer, size());
-  }
+  for (const int peer : {peers.to, peers.from}) check_rank(Collective::Send, peer, size());
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});
     transport_->unfinished()->finish_before(uses);
@@ -344,6 +337,7 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view mine,
 
 std::vector<std::string> Group::gather_bytes(std::string_view mine, int root,
                                              const CallOptions& options) const {
+  check_rank(Collective::Gather, root, size());  // before the first of the two calls
   const bool is_root = rank() == root;
   at::Tensor lengths = at::empty({size()}, at::kLong);
   all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), options).wait();
@@ -369,12 +363,12 @@ std::string Group::broadcast_bytes(std::string_view mine, int root,
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("empty", sizes, options, *transport_);
-  return transport_->empty(sizes, options);
+  return made("empty", options, [&] { return transport_->empty(sizes, options); });
 }
 
 at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("shared", sizes, options, *transport_);
-  return transport_->shared(sizes, options);
+  return made("shared", options, [&] { return transport_->shared(sizes, options); });
 }
 
 bool Group::has_python_ranks() const { return transport_->has_python_ranks(); }

@@ -70,6 +70,12 @@ std::string first_line(const std::exception& error) {
   return text;
 }
 
+std::string beginning_of(std::string_view text) {
+  constexpr size_t kShown = 200;
+  if (text.size() <= kShown) return std::string(text);
+  return fmt::format("{}... ({} bytes)", text.substr(0, kShown), text.size());
+}
+
 std::string text_of(std::chrono::milliseconds time) {
   return fmt::format("{:.4g} s", static_cast<double>(time.count()) / 1000.0);
 }

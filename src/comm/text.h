@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "comm/transport.h"
 
@@ -11,6 +12,9 @@ namespace lockstep::comm {
 
 // What libtorch's exception says, without its backtrace and source positions.
 std::string first_line(const std::exception& error);
+
+// The text; of one of more than 200 bytes the beginning, and how long it is.
+std::string beginning_of(std::string_view text);
 
 // "30 s", "1.5 s".
 std::string text_of(std::chrono::milliseconds time);

@@ -143,6 +143,10 @@ std::vector<int> spawn(int ranks, const std::function<void(World&)>& body,
 extern "C" int __lsan_is_turned_off();
 extern "C" int __lsan_is_turned_off() { return lockstep::test::is_child ? 1 : 0; }
 
+// Allocations that are too large fail, as they do elsewhere.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+
 // libcrypto's state of threads that call groups after its own end.
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libcrypto.so\n"; }

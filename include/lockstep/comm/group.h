@@ -90,9 +90,12 @@ struct SendRecv {
 // the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls: at once
 // over shm, over tcp as soon as data of the other call arrives, over gloo, nccl and cuda_ipc after
 // one to two seconds, over host-then-net like shm or tcp where the calls meet in one of them, else
-// after one to three seconds. After any CommError the group has failed: further calls throw
-// CommError at once, which quotes the first. Wrong arguments on this rank alone throw ConfigError
-// and leave the group as it was.
+// after one to three seconds. In a call in which nothing moves, as of tensors without elements, a
+// rank does not wait for the others: over tcp its next call throws once data of another call has
+// arrived in its place (where the others only receive, they wait until the deadline), over
+// host-then-net the same, or at once within a host; over gloo the others wait until the deadline.
+// After any CommError the group has failed: further calls throw CommError at once, which quotes the
+// first. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
 //
 // Collectives, send() and recv() are asynchronous: they start the operation and return its Work,
 // and the tensors may be used again when wait() has returned. These block: the _bytes calls,
@@ -112,12 +115,14 @@ struct SendRecv {
 //
 // Aliasing: an output may share memory neither with another output of the call nor with itself (as
 // expanded tensors and overlapping windows do); such calls are refused, except that a list which is
-// combined or broadcast in place may have a tensor, or parts of it, twice. Inputs may overlap each
-// other. One that shares memory with an output is copied first, unless, of contiguous tensors, an
-// all_gather's `input` is this rank's part of `output` (of a list, outputs[rank()]), or a
-// reduce_scatter's `output` this rank's part of `input` (not of a list). Until its Work is over,
-// the memory of an operation belongs to it: no other operation may write what it reads, nor read or
-// write what it writes.
+// combined or broadcast in place may have a tensor, or parts of it, twice. Of outputs with gaps
+// that have more than 4096 elements in all, only those are seen that begin at the same place, have
+// a dimension without a stride or need more room than there is. Inputs may overlap each other. One
+// that shares memory with an output is copied first, unless, of contiguous tensors, an all_gather's
+// `input` is this rank's part of `output` (of a list, outputs[rank()]), or a reduce_scatter's
+// `output` this rank's part of `input` (not of a list). Until its Work is over, the memory of an
+// operation belongs to it: no other operation may write what it reads, nor read or write what it
+// writes.
 //
 // Autograd does not follow a tensor to other ranks: for a loss of what others have there is
 // lockstep/parallel/functional.h. Rank 0 warns once of a tensor with a grad_fn.
@@ -269,10 +274,12 @@ class Group {
   // where ranks take turns on a GPU), collectives on it make no copies; elsewhere it is ordinary
   // memory. Every rank calls it with the same sizes and dtype. Among ranks that share memory, of
   // the CPU or of GPUs, this communicates (small messages and a barrier) and blocks; elsewhere it
-  // does not. Throws ConfigError for a size below 0, and CommError on all ranks when memory is
-  // short (over cuda_ipc it is ordinary memory then). Freed with its last reference, on each rank
-  // by itself; other ranks may go on using theirs. A child process made by fork() does not have
-  // this memory: it must not touch it.
+  // does not. Throws ConfigError for sizes below 0, for those whose product overflows and for a
+  // dtype that has no gradients where `options` require them, and CommError when memory is short:
+  // on all ranks where it communicates, elsewhere on those that have too little (over cuda_ipc it
+  // is ordinary memory then). Freed with its last reference, on each rank by itself; other ranks
+  // may go on using theirs. A child process made by fork() does not have this memory: it must not
+  // touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the

@@ -111,7 +111,11 @@ GlooCall GlooOps::launch(const Request& request, uint32_t checksum,
   checksum_ = checksum;
   patience_ = patience;
   if (moves_nothing(request, peers_)) {
-    if (peers_ == GlooPeers::Python) group_->skip_tag();
+    if (peers_ == GlooPeers::Python) {
+      group_->skip_tag();
+    } else {
+      ++collectives_;  // a rank that makes one more call meets none of the others
+    }
     return {};
   }
   if (peers_ == GlooPeers::Lockstep && reduces(request.what)) return run_direct(request);

@@ -308,7 +308,7 @@ HostThenNet::Chunks HostThenNet::all_reduce(const Request& request, const at::Te
   const at::Tensor flat = tensor.detach().view({-1});
   const int64_t most = chunk_bytes(columns_, static_cast<int>(hosts_.size())) / flat.element_size();
   Chunks chunks;
-  for (int64_t at = 0; at < flat.numel(); at += most) {
+  for (int64_t at = 0; chunks.empty() || at < flat.numel(); at += most) {
     chunks.push_back(reduce_chunk(request, flat.narrow(0, at, std::min(most, flat.numel() - at))));
   }
   return chunks;
@@ -331,7 +331,7 @@ std::shared_ptr<Pipeline::Chunk> HostThenNet::reduce_chunk(const Request& reques
   }
   Stages steps;
   steps.within = sum_within(request, regions, sums);
-  if (mine.numel() > 0) {
+  if (levels_->column && (mine.numel() > 0 || data.numel() == 0)) {
     steps.across =
         step(levels_->column, request,
              {.what = Collective::AllReduce, .inputs = sums, .outputs = {mine}, .op = request.op});

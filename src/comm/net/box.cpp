@@ -15,6 +15,9 @@ namespace {
 constexpr int64_t kMostOut = 4 << 20;
 constexpr uint32_t kMostCount = 512;
 
+// Calls that moved nothing, with which messages of slower ranks are compared.
+constexpr size_t kSkipped = 64;
+
 // In larger groups connected ranks forward it.
 constexpr size_t kFew = 64;
 
@@ -58,7 +61,15 @@ int NetBox::member(int peer) const {
 
 // Whether what a peer says is about the same call.
 bool NetBox::agrees(const NetFrame& frame, NetJob* job) {
-  if (job == nullptr || job->name().checksum == frame.checksum) return true;
+  if (job == nullptr) {
+    const auto skipped = std::find_if(skipped_.begin(), skipped_.end(), [&](const Skipped& one) {
+      return frame.key.lane == 0 && one.number == frame.key.number;
+    });
+    if (skipped == skipped_.end() || skipped->checksum == frame.checksum) return true;
+    refuse_others_of(skipped->text);
+    return false;
+  }
+  if (job->name().checksum == frame.checksum) return true;
   fail(*job, {.what = kContradiction, .contradicts = true});
   return false;
 }
@@ -76,6 +87,21 @@ std::shared_ptr<NetJob> NetBox::open(const NetCallName& name) {
     if (name.peer < 0 && !job->is_over()) check_heard(*job, peer);
   }
   return job;
+}
+
+void NetBox::skip(const NetCallName& name, const std::string& text) {
+  skipped_.push_back({name.number, name.checksum, text});
+  if (skipped_.size() > kSkipped) skipped_.pop_front();
+  NetJob job(name);
+  for (const auto& [peer, heard] : peers_) check_heard(job, peer);
+  if (job.is_over()) refuse_others_of(text);
+}
+
+void NetBox::refuse_others_of(const std::string& text) {
+  if (closed_ || dead_) return;
+  const std::string why = fmt::format("its {} {}", text, kContradiction);
+  dead_ = NetFailure{.what = fmt::format("failed ({})", why)};
+  abort(why);
 }
 
 // Whether what that rank has said of this call is about another one.

@@ -47,6 +47,9 @@ class NetBox {
   int size() const { return static_cast<int>(members_.size()); }
 
   std::shared_ptr<NetJob> open(const NetCallName& name);
+  // In the place of open(): this rank has made the collective, `text`, in which it moves nothing.
+  // Messages of another one in its place abort the group.
+  void skip(const NetCallName& name, const std::string& text);
   // Between open() and this a job is not over, whatever its messages do.
   void begun(NetJob& job) { release(job); }
   // Of the group's ranks. `then` is called when the message's memory may be used again, or is full.
@@ -95,6 +98,7 @@ class NetBox {
   NetJob* call_of(int peer, const NetFrame& frame) const;
   NetFrame frame_of(NetKind kind, const NetJob& job, const NetKey& key, int64_t bytes) const;
   bool agrees(const NetFrame& frame, NetJob* job);
+  void refuse_others_of(const std::string& text);
   void check_heard(NetJob& job, int peer);
   void transmit(int peer, NetKind kind, const NetKey& key, Message message);
   void pump(int peer);
@@ -117,6 +121,13 @@ class NetBox {
   std::map<CallKey, std::shared_ptr<NetJob>> open_;
   std::optional<NetFailure> dead_;
   bool closed_ = false;
+  // Collectives in which nothing moves: the last ones of this rank.
+  struct Skipped {
+    uint32_t number = 0;
+    uint32_t checksum = 0;
+    std::string text;
+  };
+  std::deque<Skipped> skipped_;
 };
 
 }  // namespace lockstep::comm

@@ -75,6 +75,12 @@ std::shared_ptr<NetJob> NetGroup::start(const NetCallName& name,
   return job;
 }
 
+void NetGroup::skip(const NetCallName& name, const std::string& text) {
+  const std::lock_guard lock(net_->mutex_);
+  box_->skip(name, text);
+  net_->flush_all();
+}
+
 bool NetGroup::wait(const NetJob& job, Net::Clock::time_point until) {
   if (job.is_over()) return true;
   std::unique_lock lock(net_->mutex_);

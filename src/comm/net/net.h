@@ -155,6 +155,8 @@ class NetGroup {
   // `begin` sends and receives what the call begins with; all else follows in the net's thread.
   std::shared_ptr<NetJob> start(const NetCallName& name,
                                 const std::function<void(const NetPort&)>& begin);
+  // As NetBox::skip().
+  void skip(const NetCallName& name, const std::string& text);
   // Whether it was over before `until`.
   bool wait(const NetJob& job, Net::Clock::time_point until);
   // Ends the call here, where it is not over: the net no longer touches its memory.

@@ -23,8 +23,9 @@ Timeout within(const Timeout& timeout) { return timeout ? Timeout(bounded(*timeo
 
 void check_size(std::string_view what, const std::string& key, size_t bytes) {
   if (key.size() + bytes <= kMostText) return;
-  throw ConfigError(fmt::format(
-      "[store] {} {}: {} bytes, and a value may have 64 MiB, with its key", what, key, bytes));
+  throw ConfigError(
+      fmt::format("[store] {} {}: {} bytes, and a value may have 64 MiB, with its key", what,
+                  beginning_of(key), bytes));
 }
 
 class OwnKeys final : public KeyValueStore::Keys {
@@ -51,7 +52,10 @@ class OwnKeys final : public KeyValueStore::Keys {
   int64_t add(const std::string& key, int64_t amount) override {
     const std::lock_guard lock(mutex_);
     const auto sum = values_.add(key, amount);
-    if (!sum) throw ConfigError(fmt::format("[store] add to {}: its value is not a number", key));
+    if (!sum) {
+      throw ConfigError(
+          fmt::format("[store] add to {}: its value is not a number", beginning_of(key)));
+    }
     changed_.notify_all();
     return *sum;
   }
@@ -74,7 +78,7 @@ class OwnKeys final : public KeyValueStore::Keys {
     try {
       values_.put(key, std::string(value));
     } catch (const Error&) {
-      throw ConfigError(fmt::format("[store] {} {}: {}", what, key, kStoreIsFull));
+      throw ConfigError(fmt::format("[store] {} {}: {}", what, beginning_of(key), kStoreIsFull));
     }
     changed_.notify_all();
   }
@@ -86,11 +90,10 @@ class OwnKeys final : public KeyValueStore::Keys {
                          [&](const std::string& key) { return values_.has(key); });
     };
     if (changed_.wait_for(lock, timeout, all)) return;
-    throw CommError(
-        fmt::format("[store] wait for {}: no rank has set it within {}",
-                    *std::find_if(keys.begin(), keys.end(),
-                                  [&](const std::string& key) { return !values_.has(key); }),
-                    text_of(timeout)));
+    const auto missing = std::find_if(keys.begin(), keys.end(),
+                                      [&](const std::string& key) { return !values_.has(key); });
+    throw CommError(fmt::format("[store] wait for {}: no rank has set it within {}",
+                                beginning_of(*missing), text_of(timeout)));
   }
 
   std::mutex mutex_;

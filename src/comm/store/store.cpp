@@ -108,18 +108,19 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
   try {
     return call(*client_, after(timeout));
   } catch (const StoreRefusal& error) {
-    throw ConfigError(fmt::format("[store] {}: {}", what, error.what()));
+    throw ConfigError(fmt::format("[store] {}: {}", beginning_of(what), error.what()));
   } catch (const StoreGivenUp& error) {
-    throw CommError(fmt::format("[store] {} at {} {}", what, address(), error.what()));
+    throw CommError(
+        fmt::format("[store] {} at {} {}", beginning_of(what), address(), error.what()));
   } catch (const StoreFailure& error) {
     // The store's server may have ended for the same reason.
     if (launcher_status_->has_reported()) {
-      throw CommError(fmt::format("[store] {} at {} {}", what, address(),
+      throw CommError(fmt::format("[store] {} at {} {}", beginning_of(what), address(),
                                   launcher_status_->abort_text_with_ends()));
     }
     throw CommError(fmt::format(
         "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
-        what, address(), error.what()));
+        beginning_of(what), address(), error.what()));
   }
 }
 

@@ -105,10 +105,13 @@ Work TcpTransport::start(Request request) {
   const at::NoGradGuard no_grad;
   WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
   TcpCall call = tcp_call(request, rank(), size(), ranks_, direct_);
-  if (!call.begin) return {};
   NetCallName name{.number = static_cast<uint32_t>(operation.notice.number),
                    .checksum = checksum_of(operation.notice.signature),
                    .meets = has_own_sizes(request, size())};
+  if (!call.begin) {
+    state_->group().skip(name, operation.notice.text);
+    return {};
+  }
   if (request.what == Collective::Send || request.what == Collective::Recv) {
     name.kind =
         request.what == Collective::Send ? NetCallName::Kind::Send : NetCallName::Kind::Recv;

@@ -385,5 +385,19 @@ TEST_P(GroupCalls, TheStoreIsCommonToTheRanks) {
   });
 }
 
+TEST_P(GroupCalls, AWrongRootOfByteStringsLeavesTheGroupAsItWas) {
+  run([](World& world) {
+    const Group& group = world.group();
+    if (group.rank() == 0) {
+      for (const int root : {-1, group.size()}) {
+        EXPECT_THROW((void)group.gather_bytes("text", root), ConfigError);
+        EXPECT_THROW((void)group.broadcast_bytes("text", root), ConfigError);
+      }
+    }
+    const auto all = group.gather_bytes("text");
+    EXPECT_EQ(all.size(), group.rank() == 0 ? static_cast<size_t>(group.size()) : 0);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::comm

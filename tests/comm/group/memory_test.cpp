@@ -1,22 +1,32 @@
 // Memory of a group, which ranks free when they like.
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <fstream>
 
+#include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
 
+using test::message_of;
 using test::name_of;
 using test::Ranks;
 using test::spawn;
+using testing::HasSubstr;
 
 class GroupMemoryOf : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(On, GroupMemoryOf,
                          testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3},
                                          Ranks{"auto", 4, {0, 0, 1, 1}}),
+                         name_of);
+
+class EmptyTensorOf : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(On, EmptyTensorOf,
+                         testing::Values(Ranks{"shm", 1}, Ranks{"shm", 2}, Ranks{"tcp", 2},
+                                         Ranks{"gloo", 2}, Ranks{"auto", 4, {0, 0, 1, 1}}),
                          name_of);
 
 // Rank 0 reads what the others name in their calls, though it has freed its own part of that.
@@ -37,6 +47,24 @@ TEST_P(GroupMemoryOf, HasNoNegativeSize) {
   spawn(GetParam(), [](World& world) {
     EXPECT_THROW(world.group().empty({-1}), ConfigError);
     EXPECT_THROW(world.group().shared({2, -1}), ConfigError);
+  });
+}
+
+TEST_P(EmptyTensorOf, IsAlikeOnEveryTransport) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    const auto options = at::TensorOptions(at::kDouble).requires_grad(true);
+    EXPECT_TRUE(group.empty({300, 3}, options).requires_grad());
+    EXPECT_TRUE(group.empty({0}, options).requires_grad());
+    EXPECT_FALSE(group.empty({3}).requires_grad());
+    EXPECT_THAT(message_of<ConfigError>([&] { group.empty({3}, options.dtype(at::kInt)); }),
+                HasSubstr("[comm] empty: int32 has no gradients"));
+    const int64_t many = (int64_t{1} << 32) + 1;
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  group.empty({many, int64_t{1} << 32});
+                }),
+                HasSubstr("[comm] empty: sizes [4294967297, 4294967296] are more than"));
+    EXPECT_NE(message_of<CommError>([&] { group.empty({int64_t{1} << 50}); }), "nothing");
   });
 }
 

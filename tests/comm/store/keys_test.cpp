@@ -51,5 +51,25 @@ TEST(KeyValueStore, StaysUsableWhereItIsFull) {
   }
 }
 
+TEST(KeyValueStore, ErrorsQuoteTheBeginningOfALongKey) {
+  for (const int ranks : {1, 2}) {
+    test::spawn(ranks, [](World& world) {
+      const auto expect_short = [](const std::string& error, std::string_view count) {
+        EXPECT_THAT(error, HasSubstr("kkk... (" + std::string(count)));
+        EXPECT_LT(error.size(), 500u);
+      };
+      if (world.is_main()) {
+        const KeyValueStore& store = world.store();
+        const std::string huge(size_t{70} << 20, 'k'), large(size_t{1} << 20, 'k');
+        expect_short(message_of<ConfigError>([&] { store.set(huge, ""); }), "7340");
+        expect_short(message_of<CommError>([&] { (void)store.get(large, 10ms); }), "104");
+        store.set(large, "text");
+        expect_short(message_of<ConfigError>([&] { (void)store.add(large, 1); }), "104");
+      }
+      world.group().barrier().wait();
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::comm
