@@ -286,8 +286,8 @@ void Driver::serve() {
       woken_.wait(lock);
       continue;
     }
-    if (!has_work() && Clock::now() < jobs_.deadline()) {
-      woken_.wait_until(lock, jobs_.deadline());
+    if (!has_work() && Clock::now() < jobs_.next_look()) {
+      woken_.wait_until(lock, jobs_.next_look());
       continue;
     }
     patience = has_news_ ? kFirst : std::min(2 * patience, kLongest);
