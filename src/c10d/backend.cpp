@@ -109,23 +109,22 @@ milliseconds ProcessGroup::timeout_of(milliseconds asked) const {
 }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::run(const Call& call, std::vector<Stage> stages) {
+  const CoalescingGuard guard{coalescing_};
   auto work = new_work(call.type, call.outputs, timeout_of(call.timeout));
   int64_t bytes = 0;
   for (const at::Tensor& tensor : call.outputs) {
     if (tensor.layout() == at::kStrided) bytes += static_cast<int64_t>(tensor.nbytes());
   }
   constexpr int64_t kShort = 256 << 10;
-  return or_end_coalescing([&] {
-    driver_->submit(Job{std::move(stages), work, bytes <= kShort}, !call.async && !coalescing_);
-    if (coalescing_) coalescing_->push_back(work);
-    return work;
-  });
+  driver_->submit(Job{std::move(stages), work, bytes <= kShort}, !call.async && !coalescing_);
+  if (coalescing_) coalescing_->push_back(work);
+  return work;
 }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::send(std::vector<at::Tensor>& tensors, int to,
                                                     int tag) {
-  return or_end_coalescing(
-      [&] { return send_one(only(tensors, "send"), to, tag, options_->timeout); });
+  const CoalescingGuard guard{coalescing_};
+  return send_one(only(tensors, "send"), to, tag, options_->timeout);
 }
 
 c10::intrusive_ptr<BackendWork> ProcessGroup::send_one(const at::Tensor& tensor, int to, int tag,
@@ -140,17 +139,16 @@ c10::intrusive_ptr<BackendWork> ProcessGroup::send_one(const at::Tensor& tensor,
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::recv(std::vector<at::Tensor>& tensors, int from,
                                                     int tag) {
-  return or_end_coalescing([&] {
-    TORCH_CHECK_VALUE(from >= 0 && from < getSize() && from != getRank(), "[lockstep] recv: rank ",
-                      from, " is not another rank of this group of ", getSize());
-    return recv_one(only(tensors, "recv"), from, tag, options_->timeout);
-  });
+  const CoalescingGuard guard{coalescing_};
+  TORCH_CHECK_VALUE(from >= 0 && from < getSize() && from != getRank(), "[lockstep] recv: rank ",
+                    from, " is not another rank of this group of ", getSize());
+  return recv_one(only(tensors, "recv"), from, tag, options_->timeout);
 }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors,
                                                              int tag) {
-  return or_end_coalescing(
-      [&] { return recv_one(only(tensors, "recv"), kAnyRank, tag, options_->timeout); });
+  const CoalescingGuard guard{coalescing_};
+  return recv_one(only(tensors, "recv"), kAnyRank, tag, options_->timeout);
 }
 
 c10::intrusive_ptr<BackendWork> ProcessGroup::recv_one(const at::Tensor& tensor, int from, int tag,

@@ -97,6 +97,7 @@ at::Tensor ProcessGroup::allocateTensor(long size, at::TensorOptions options) {
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors,
                                               const ::c10d::AllreduceOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   check_alike(tensors, "all_reduce");
   if (tensors[0].layout() != at::kStrided) return allreduce_sparse(tensors, opts);
   const milliseconds timeout = timeout_of(opts.timeout);
@@ -126,20 +127,20 @@ ProcessGroup::WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors,
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce_coalesced(
     Tensors& tensors, const ::c10d::AllreduceCoalescedOptions& opts) {
-  return or_end_coalescing([&] {
-    std::vector<Stage> all;
-    for (const at::Tensor& tensor : tensors) {
-      append(all,
-             all_reduce_stages(group(), tensor, reduction_of(opts.reduceOp, tensor.scalar_type()),
-                               timeout_of(opts.timeout)));
-    }
-    if (all.empty()) all = stages([]() -> std::vector<Work> { return {}; });
-    return run({OpType::ALLREDUCE_COALESCED, tensors, opts.timeout, opts.asyncOp}, std::move(all));
-  });
+  const CoalescingGuard guard{coalescing_};
+  std::vector<Stage> all;
+  for (const at::Tensor& tensor : tensors) {
+    append(all,
+           all_reduce_stages(group(), tensor, reduction_of(opts.reduceOp, tensor.scalar_type()),
+                             timeout_of(opts.timeout)));
+  }
+  if (all.empty()) all = stages([]() -> std::vector<Work> { return {}; });
+  return run({OpType::ALLREDUCE_COALESCED, tensors, opts.timeout, opts.asyncOp}, std::move(all));
 }
 
 ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,
                                               const ::c10d::BroadcastOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   check_alike(tensors, "broadcast");
   TORCH_CHECK_VALUE(opts.rootTensor >= 0 && opts.rootTensor < static_cast<int64_t>(tensors.size()),
                     "[lockstep] broadcast: no tensor ", opts.rootTensor);
@@ -155,6 +156,7 @@ ProcessGroup::WorkPtr ProcessGroup::broadcast(Tensors& tensors,
 }
 
 ProcessGroup::WorkPtr ProcessGroup::reduce(Tensors& tensors, const ::c10d::ReduceOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   const at::Tensor tensor = only(tensors, "reduce");
   return run(
       {OpType::REDUCE, tensors, opts.timeout, opts.asyncOp},
@@ -164,6 +166,7 @@ ProcessGroup::WorkPtr ProcessGroup::reduce(Tensors& tensors, const ::c10d::Reduc
 
 ProcessGroup::WorkPtr ProcessGroup::allgather(Lists& outputs, Tensors& inputs,
                                               const ::c10d::AllgatherOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   check_alike(inputs, "all_gather");
   const size_t count = inputs.size();
   TORCH_CHECK_VALUE(outputs.size() == count, "[lockstep] all_gather of ", count, " tensors into ",
@@ -196,6 +199,7 @@ ProcessGroup::WorkPtr ProcessGroup::allgather(Lists& outputs, Tensors& inputs,
 
 ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const ::c10d::AllgatherOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   return run({OpType::_ALLGATHER_BASE, {output}, opts.timeout, opts.asyncOp},
              stages([this, output = plain(output), input = plain_input(input),
                      timeout = timeout_of(opts.timeout)] {
@@ -220,6 +224,7 @@ ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(Lists& outputs, Tensors&
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   return run(
       {OpType::ALLGATHER_INTO_TENSOR_COALESCED, outputs, opts.timeout, opts.asyncOp},
       stages([this, outputs = plain(outputs), inputs = plain_inputs(inputs),
@@ -233,6 +238,7 @@ ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(
 
 ProcessGroup::WorkPtr ProcessGroup::gather(Lists& outputs, Tensors& inputs,
                                            const ::c10d::GatherOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   const at::Tensor input = only(inputs, "gather");
   const int root = static_cast<int>(opts.rootRank);
   TORCH_CHECK_VALUE(outputs.size() == (getRank() == root ? 1u : 0u),
@@ -247,6 +253,7 @@ ProcessGroup::WorkPtr ProcessGroup::gather(Lists& outputs, Tensors& inputs,
 
 ProcessGroup::WorkPtr ProcessGroup::gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                                        const ::c10d::GatherOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   Lists outputs;
   if (getRank() == opts.rootRank) {
     TORCH_CHECK_VALUE(output.is_contiguous() && output.numel() == getSize() * input.numel(),
@@ -261,6 +268,7 @@ ProcessGroup::WorkPtr ProcessGroup::gather_into_tensor(at::Tensor& output, at::T
 
 ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, Lists& inputs,
                                             const ::c10d::ScatterOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   const at::Tensor output = only(outputs, "scatter");
   const int root = static_cast<int>(opts.rootRank);
   TORCH_CHECK_VALUE(inputs.size() == (getRank() == root ? 1u : 0u),
@@ -275,6 +283,7 @@ ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, Lists& inputs,
 
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                    const ::c10d::ReduceScatterOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   const at::Tensor output = only(outputs, "reduce_scatter");
   TORCH_CHECK_VALUE(inputs.size() == 1, "[lockstep] reduce_scatter takes one list of inputs");
   return run({OpType::REDUCE_SCATTER, outputs, opts.timeout, opts.asyncOp},
@@ -291,6 +300,7 @@ ProcessGroup::WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at:
 
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ::c10d::ReduceScatterOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   std::vector<Stage> all;
   TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !outputs.empty(),
                     "[lockstep] reduce_scatter of ", inputs.size(), " tensors into ",
@@ -312,6 +322,7 @@ ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor
                                                   std::vector<int64_t>& out_splits,
                                                   std::vector<int64_t>& in_splits,
                                                   const ::c10d::AllToAllOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   if (out_splits.empty() && in_splits.empty()) {
     return run({OpType::ALLTOALL_BASE, {output}, opts.timeout, opts.asyncOp},
                stages([this, output = plain(output), input = plain_input(input),
@@ -331,6 +342,7 @@ ProcessGroup::WorkPtr ProcessGroup::alltoall_base(at::Tensor& output, at::Tensor
 
 ProcessGroup::WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs,
                                              const ::c10d::AllToAllOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   return run({OpType::ALLTOALL, outputs, opts.timeout, opts.asyncOp},
              stages([this, outputs = plain(outputs), inputs = plain_inputs(inputs),
                      timeout = timeout_of(opts.timeout)] {

@@ -101,12 +101,12 @@ void Driver::enqueue(std::vector<Operation>& queue, Operation operation) {
   stay_if_leaving(lock);
 }
 
-// Where the group is free, sees whether the operation ends at once. Leaves callbacks of others.
+// Where the group is free, sees whether the operation ends at once. Leaves all callbacks.
 void Driver::attempt(Lock& lock, const BackendWork& work) {
   const auto until = Clock::now() + kAttempt;
   do {
     if (is_driven_) return;
-    drive(lock, kAttempt / 3, nullptr, &work);
+    progress(lock, kAttempt / 3);
   } while (!work.is_done() && Clock::now() < until);
 }
 
@@ -129,7 +129,7 @@ void Driver::expect_callbacks(BackendWork& work) {
 void Driver::begin_callbacks(BackendWork& work) {
   const std::lock_guard lock(mutex_);
   jobs_.give_place(work);
-  scopes = scopes_within(work.scopes(), {this, callbacks_.back(), work.place()});
+  scopes = scopes_within(work.scopes(), {this, work.getSequencenumber(), work.place()});
 }
 
 // The callback of this driver's that this thread runs, or in which it runs one of another driver's.
@@ -196,9 +196,13 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
   if (!work.is_done()) check_open(lock);
 }
 
-// `drivers` counts this thread. `wanted` is what a caller waits for, which runs no callbacks of
-// other operations, since it would not be back at its deadline, unless it is a callback itself.
 void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork* wanted) {
+  progress(lock, patience);
+  call_back(lock, drivers, wanted);
+}
+
+// Takes the group over for a while.
+void Driver::progress(Lock& lock, Micros patience) {
   is_driven_ = true;
   take_news();
   lock.unlock();
@@ -211,23 +215,21 @@ void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork*
   is_moving_ = !flights_.empty() || !ready_.empty() || messages_.sending() || messages_.receiving();
   is_driven_ = false;
   dead_ = dead_ || failed_;
-  finish(lock, std::move(finished), drivers, wanted);
-  if (wanted) wake(lock);
+  settle(std::move(finished));
   changed_.notify_all();
 }
 
 Driver::Untold::iterator Driver::next_untold(const BackendWork* wanted) {
   const bool is_callback = own_callback() != nullptr;
   return std::find_if(untold_.begin(), untold_.end(), [&](const auto& one) {
-    BackendWork& work = *one.first.work;
+    const BackendWork& work = *one.first.work;
     if (&work == wanted && is_callback) return true;
-    if (wanted && &work != wanted && !is_callback && work.has_callbacks()) return false;
+    if (wanted && &work != wanted && !is_callback) return false;
     return callbacks_.empty() ? jobs_.may_call(work) : work.scope().callback == callbacks_.back();
   });
 }
 
-void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
-                    const BackendWork* wanted) {
+void Driver::settle(std::vector<Finished> finished) {
   for (Finished& one : finished) {
     if (auto future = one.work->settle(one.error)) {
       untold_.emplace_back(std::move(one), std::move(future));
@@ -235,10 +237,16 @@ void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
       finish_work(std::move(one));
     }
   }
+}
+
+// Runs callbacks of what is over. `drivers` counts this thread. `wanted` is what a caller waits
+// for, which runs no callbacks of other operations, since it would not be back at its deadline,
+// unless it is a callback itself.
+void Driver::call_back(Lock& lock, int* drivers, const BackendWork* wanted) {
   for (auto next = next_untold(wanted); next != untold_.end(); next = next_untold(wanted)) {
     auto [one, future] = std::move(*next);
     untold_.erase(next);
-    const uint64_t number = ++callbacks_begun_;
+    const uint64_t number = one.work->getSequencenumber();
     callbacks_.push_back(number);
     if (drivers) --*drivers;
     changed_.notify_all();
@@ -252,7 +260,9 @@ void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
     if (drivers) ++*drivers;
     std::erase(callbacks_, number);
     finish_work(std::move(one));
+    changed_.notify_all();
   }
+  if (wanted) wake(lock);
 }
 
 void Driver::finish_work(Finished one) {
@@ -268,8 +278,7 @@ void Driver::serve() {
   Lock lock(mutex_);
   while (!ending_) {
     if (has_callbacks()) {
-      finish(lock, {}, &serving_);
-      changed_.notify_all();
+      call_back(lock, &serving_);
       continue;
     }
     const bool may_drive = waiting_ == 0 && !is_driven_;
@@ -277,8 +286,8 @@ void Driver::serve() {
       woken_.wait(lock);
       continue;
     }
-    if (!has_work() && Clock::now() < jobs_.deadline()) {
-      woken_.wait_until(lock, jobs_.deadline());
+    if (!has_work() && Clock::now() < jobs_.next_look()) {
+      woken_.wait_until(lock, jobs_.next_look());
       continue;
     }
     patience = has_news_ ? kFirst : std::min(2 * patience, kLongest);

@@ -76,7 +76,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
   using Micros = std::chrono::microseconds;
-  // What is over, with a future that has not been told.
+  // What is over, with a future that has callbacks and has not been told.
   using Untold = std::deque<std::pair<Finished, c10::intrusive_ptr<c10::ivalue::Future>>>;
   struct Flight {
     Job job;
@@ -93,10 +93,11 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void wake(Lock& lock);
   bool drain(Lock& lock, milliseconds patience);
   void end_threads(Lock& lock, milliseconds patience);
+  void progress(Lock& lock, Micros patience);
+  void call_back(Lock& lock, int* drivers = nullptr, const BackendWork* wanted = nullptr);
   void drive(Lock& lock, Micros patience, int* drivers = nullptr,
              const BackendWork* wanted = nullptr);
-  void finish(Lock& lock, std::vector<Finished> finished, int* drivers = nullptr,
-              const BackendWork* wanted = nullptr);
+  void settle(std::vector<Finished> finished);
   void finish_work(Finished one);
   const Scope* own_callback() const;
   Untold::iterator next_untold(const BackendWork* wanted);
@@ -123,8 +124,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::condition_variable changed_;  // for threads that wait
   std::condition_variable woken_;    // for the driver's own
   Untold untold_;
-  std::vector<uint64_t> callbacks_;  // that run, each in the last one's wait
-  uint64_t callbacks_begun_ = 0;
+  std::vector<uint64_t> callbacks_;  // that run, each in the last one's wait: of which operations
   Queue jobs_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;

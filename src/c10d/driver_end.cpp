@@ -96,7 +96,8 @@ void Driver::close(milliseconds patience) noexcept {
   ready_.clear();
   messages_.fail_sends(error, spent);
   messages_.fail_receives(error, spent);
-  finish(lock, std::exchange(spent, {}));
+  settle(std::exchange(spent, {}));
+  call_back(lock);
   closed_ = true;
   spent.swap(spent_);
   changed_.notify_all();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -92,6 +93,17 @@ class ProcessGroup final : public ::c10d::Backend {
     bool async;
   };
 
+  using Coalescing = std::optional<std::vector<c10::intrusive_ptr<BackendWork>>>;
+  // A call between startCoalescing() and endCoalescing() that throws leaves the one without the
+  // other; what was started in between ends by itself. Every call that may throw begins with it.
+  struct CoalescingGuard {
+    Coalescing& coalescing;
+    const int exceptions = std::uncaught_exceptions();
+    ~CoalescingGuard() {
+      if (std::uncaught_exceptions() > exceptions) coalescing.reset();
+    }
+  };
+
   void end(milliseconds patience);
   c10::intrusive_ptr<BackendWork> new_work(::c10d::OpType type, Tensors outputs,
                                            milliseconds timeout);
@@ -106,22 +118,11 @@ class ProcessGroup final : public ::c10d::Backend {
   static const at::Tensor& only(const Tensors& tensors, const char* what);
   const comm::Group& group() const { return driver_->group(); }
   WorkPtr run(const Call& call, std::vector<Stage> stages);
-  // A call between startCoalescing() and endCoalescing() that throws leaves the one without the
-  // other; what was started in between ends by itself.
-  template <class Start>
-  auto or_end_coalescing(const Start& start) {
-    try {
-      return start();
-    } catch (...) {
-      coalescing_.reset();
-      throw;
-    }
-  }
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<Driver> driver_;
   std::atomic<uint64_t> number_ = 0;
-  std::optional<std::vector<c10::intrusive_ptr<BackendWork>>> coalescing_;
+  Coalescing coalescing_;
 };
 
 }  // namespace lockstep::c10d_backend

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/time_limit.h"
+
 namespace lockstep::c10d_backend {
 namespace {
 
@@ -21,6 +23,7 @@ bool begins_with(const Place& place, const Place& first) {
 void Queue::add(Job job) {
   see_callbacks();
   job.after = places_;
+  if (jobs_.empty()) looked_ = Clock::now();
   deadline_ = std::min(deadline_, job.deadline);
   const Place& scope = job.work->scope().place;
   auto at = jobs_.end();
@@ -99,21 +102,27 @@ Queue::Awaited::const_iterator Queue::holder_of(const Job& job) const {
   return holds ? first : awaited_.end();
 }
 
-std::optional<std::string> Queue::overdue(std::chrono::steady_clock::time_point now) {
+std::optional<std::string> Queue::overdue(Clock::time_point now) {
+  if (jobs_.empty()) return std::nullopt;
+  const auto stopped = standstill(now - std::exchange(looked_, now), kLook);
+  for (Job& job : jobs_) job.deadline += stopped;
+  deadline_ += stopped;
   if (now < deadline_) return std::nullopt;
   const auto first = std::min_element(
       jobs_.begin(), jobs_.end(),
       [](const Job& one, const Job& other) { return one.deadline < other.deadline; });
-  deadline_ = first == jobs_.end() ? kNever : first->deadline;
+  deadline_ = first->deadline;
   if (now < deadline_) return std::nullopt;
-  const auto holder = holder_of(jobs_.front());
+  auto holder = holder_of(*first);
+  if (holder == awaited_.end()) holder = holder_of(jobs_.front());
   if (holder == awaited_.end()) return std::nullopt;
   return fmt::format(
       "operation {} of the group ({}) was held back for {} ms by the callbacks of operation {} "
-      "({}), which have not returned",
+      "({}), which have not returned{}",
       first->work->getSequencenumber(), ::c10d::opTypeToString(first->work->retrieveOpType()),
       first->work->getTimeout().count(), holder->second->getSequencenumber(),
-      ::c10d::opTypeToString(holder->second->retrieveOpType()));
+      ::c10d::opTypeToString(holder->second->retrieveOpType()),
+      holder->second->is_settled() ? "" : ": that operation is not over");
 }
 
 }  // namespace lockstep::c10d_backend

@@ -13,6 +13,7 @@
 // operation's between the same two.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -43,6 +44,8 @@ struct Job {
 
 // Used with the driver's mutex held.
 class Queue {
+  using Clock = std::chrono::steady_clock;
+
  public:
   bool empty() const { return jobs_.empty(); }
   void add(Job job);
@@ -50,10 +53,11 @@ class Queue {
   std::optional<Job> next();
   // The first one in any case.
   std::optional<Job> pop();
-  // At which one may be overdue, at the earliest: none is before it.
-  std::chrono::steady_clock::time_point deadline() const { return deadline_; }
+  // When overdue() has to be called at the latest.
+  Clock::time_point next_look() const { return std::min(deadline_, looked_ + kLook); }
   // Once next() has returned nothing: says what holds back one whose deadline has passed, if any.
-  std::optional<std::string> overdue(std::chrono::steady_clock::time_point now);
+  // Gives back the time for which the process was stopped.
+  std::optional<std::string> overdue(Clock::time_point now);
   // A future of it is asked for, so that callbacks may follow. A message holds nothing back: its
   // peer may send or receive it after a collective that comes later here.
   void expect_callbacks(BackendWork& work);
@@ -72,13 +76,15 @@ class Queue {
   // Gives those a place that have callbacks by now.
   void see_callbacks();
   using Awaited = std::multimap<Place, const BackendWork*>;
-  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+  static constexpr auto kNever = Clock::time_point::max();
+  static constexpr std::chrono::seconds kLook{1};
 
   Awaited::const_iterator holder_of(const Job& job) const;
   bool is_held(const Job& job) const { return holder_of(job) != awaited_.end(); }
 
   std::deque<Job> jobs_;
-  std::chrono::steady_clock::time_point deadline_ = kNever;
+  Clock::time_point deadline_ = kNever;  // none is before it
+  Clock::time_point looked_;             // last, since there have been jobs
   Awaited awaited_;
   std::map<uint64_t, BackendWork*> expected_;  // by number: futures, and no place yet
   uint64_t places_ = 0;

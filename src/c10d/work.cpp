@@ -15,16 +15,35 @@ using c10::ivalue::Future;
 
 const Scope kNoScope;
 
+// Of the callbacks, the one that every future here has.
+constexpr size_t kOwn = 1;
+
 // The future's own are private, which does not bind an explicit instantiation [temp.spec.general].
-template <auto mutex, auto callbacks>
+template <auto mutex, auto callbacks, auto completed, auto finished, auto value, auto error>
 struct Inside {
-  friend bool has_callbacks(Future& future, size_t beyond) {
+  friend bool has_callbacks(Future& future) {
     const std::lock_guard lock(future.*mutex);
-    return future.completed() || (future.*callbacks).size() > beyond;
+    return future.completed() || (future.*callbacks).size() > kOwn;
+  }
+  // markCompleted() or setError(), unless there are callbacks. None can be added in between.
+  friend bool complete_without_callbacks(Future& future, c10::IValue& to,
+                                         const std::exception_ptr& why) {
+    {
+      const std::lock_guard lock(future.*mutex);
+      if ((future.*callbacks).size() > kOwn) return false;
+      (future.*callbacks).clear();
+      if (!why) future.*value = std::move(to);
+      future.*error = why;
+      future.*completed = true;
+    }
+    (future.*finished).notify_all();
+    return true;
   }
 };
-template struct Inside<&Future::mutex_, &Future::callbacks_>;
-bool has_callbacks(Future& future, size_t beyond);
+template struct Inside<&Future::mutex_, &Future::callbacks_, &Future::completed_,
+                       &Future::finished_cv_, &Future::value_, &Future::eptr_>;
+bool has_callbacks(Future& future);
+bool complete_without_callbacks(Future& future, c10::IValue& to, const std::exception_ptr& why);
 
 }  // namespace
 
@@ -71,15 +90,17 @@ void BackendWork::tell(Future& future) const {
   if (error_) {
     future.setError(error_);
   } else {
-    future.markCompleted(c10::IValue(call_.outputs));
+    future.markCompleted(value_);
   }
 }
 
 c10::intrusive_ptr<Future> BackendWork::getFuture() {
   driver_->expect_callbacks(*this);
+  c10::IValue value(call_.outputs);
   const std::lock_guard lock(future_mutex_);
   if (!future_) {
     future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    value_ = std::move(value);
     if (settled_) {
       tell(*future_);  // there can be no callback yet
     } else {
@@ -91,15 +112,15 @@ c10::intrusive_ptr<Future> BackendWork::getFuture() {
 
 bool BackendWork::has_callbacks() {
   const std::lock_guard lock(future_mutex_);
-  constexpr size_t kOwn = 1;
-  return future_ && c10d_backend::has_callbacks(*future_, kOwn);
+  return future_ && c10d_backend::has_callbacks(*future_);
 }
 
 c10::intrusive_ptr<Future> BackendWork::settle(const std::exception_ptr& error) {
   const std::lock_guard lock(future_mutex_);
   error_ = error;
   settled_ = true;
-  return future_;
+  const bool is_told = future_ && complete_without_callbacks(*future_, value_, error);
+  return is_told ? nullptr : future_;
 }
 
 bool CoalescedWork::isCompleted() {

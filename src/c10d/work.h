@@ -1,6 +1,8 @@
 // An operation as c10d's Work.
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -63,8 +65,8 @@ class BackendWork final : public ::c10d::Work {
   const std::exception_ptr& error() const { return error_; }
   void set_source(int rank) { source_ = rank; }
   // The steps of its end, of which the driver takes the first and the last with its mutex held. The
-  // first gives the future, if it has been asked for; in the second the future's callbacks run;
-  // waiting threads continue after the last.
+  // first completes a future without callbacks, and gives one that has some; in the second these
+  // run; waiting threads continue after the last.
   c10::intrusive_ptr<c10::ivalue::Future> settle(const std::exception_ptr& error);
   void tell(c10::ivalue::Future& future) const;
   // Whether callbacks were added to its future, or are being run.
@@ -87,6 +89,7 @@ class BackendWork final : public ::c10d::Work {
   const Call call_;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
+  c10::IValue value_;                               // the future's
   bool settled_ = false;
   std::exception_ptr error_;
   int source_ = -1;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <csignal>
+#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "c10d/support.h"
 
@@ -210,10 +212,32 @@ TEST_P(Drivers, CoalesceAfterAnExceptionInBetween) {
     EXPECT_THROW(backend.send(second, size, 0), c10::ValueError);
     // It keeps no later tensor.
     EXPECT_THROW(backend.endCoalescing(), c10::Error);
-    backend.startCoalescing();
-    EXPECT_THROW(backend.allreduce_coalesced(second, {{.reduceOp = ::c10d::ReduceOp::BXOR}}),
-                 c10::ValueError);
-    EXPECT_THROW(backend.endCoalescing(), c10::Error);
+    Tensors none, wide{at::zeros({9}, at::kComplexFloat).conj()};
+    std::vector<Tensors> no_lists;
+    std::vector<int64_t> no_splits;
+    at::Tensor &one = second[0], &view = wide[0];
+    const auto bxor = ::c10d::ReduceOp::BXOR;
+    const std::vector<std::function<void()>> wrong{
+        [&] { backend.allreduce_coalesced(second, {{.reduceOp = bxor}}); },
+        [&] { backend.allreduce(second, {.reduceOp = bxor}); },
+        [&] { backend.broadcast(none); },
+        [&] { backend.reduce(second, {.reduceOp = bxor}); },
+        [&] { backend.allgather(no_lists, second); },
+        [&] { backend._allgather_base(view, one); },
+        [&] { backend.allgather_into_tensor_coalesced(wide, second); },
+        [&] { backend.gather(no_lists, none); },
+        [&] { backend.scatter(none, no_lists); },
+        [&] { backend.reduce_scatter(second, no_lists); },
+        [&] { backend._reduce_scatter_base(one, view, {.reduceOp = bxor}); },
+        [&] { backend.reduce_scatter_tensor_coalesced(second, none); },
+        [&] { backend.alltoall_base(view, one, no_splits, no_splits); },
+        [&] { backend.alltoall(wide, second); },
+    };
+    for (size_t call = 0; call < wrong.size(); ++call) {
+      backend.startCoalescing();
+      EXPECT_THROW(wrong[call](), c10::ValueError) << call;
+      EXPECT_THROW(backend.endCoalescing(), c10::Error) << call;
+    }
     backend.startCoalescing();
     backend.allreduce(second);
     backend.endCoalescing()->wait();

@@ -190,6 +190,83 @@ TEST_P(Orders, AFutureWithoutCallbacksHoldsNothingBack) {
   });
 }
 
+// The late rank lets the others attach the callback before the earlier operation is over.
+TEST_P(Orders, ACallbackMayWaitForAnEarlierFutureWithoutCallbacks) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int size = backend.getSize();
+    const bool is_late = backend.getRank() == 0;
+    Tensors first = all_of(1), second = all_of(2), next = all_of(3);
+    std::atomic<bool> done = false;
+    if (is_late) await([&] { return store->add("submitted", 0) == size - 1; });
+    const auto earlier = backend.allreduce(first)->getFuture();
+    when_over(backend.allreduce(second), [&] {
+      earlier->wait();
+      done = true;
+    });
+    const auto after = backend.allreduce(next);
+    if (!is_late) store->add("submitted", 1);
+    after->wait();
+    await([&] { return done.load(); });
+    EXPECT_EQ(first[0][0].item<int>(), size);
+    EXPECT_EQ(next[0][0].item<int>(), 3 * size);
+  });
+}
+
+// Rank 1 starts the operation with callbacks when the one before it is over on rank 0.
+TEST_P(Orders, AFutureWithoutCallbacksDoesNotWaitForLaterCallbacks) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    Tensors first = all_of(1), second = all_of(2), next = all_of(3), word = all_of(4);
+    if (rank == 0) {
+      const auto work = backend.allreduce(first);
+      const auto future = work->getFuture();
+      when_over(backend.allreduce(second), [] {});
+      const auto after = backend.allreduce(next);
+      store->add("submitted", 1);
+      work->wait();
+      EXPECT_TRUE(future->completed());
+      EXPECT_FALSE(after->isCompleted());
+      backend.send(word, 1, 0)->wait();
+      after->wait();
+    } else {
+      await([&] { return store->add("submitted", 0) == 1; });
+      backend.allreduce(first)->wait();
+      if (rank == 1) backend.recv(word, 0, 0)->wait();
+      backend.allreduce(second)->wait();
+      backend.allreduce(next)->wait();
+    }
+    EXPECT_EQ(next[0][0].item<int>(), 3 * size);
+  });
+}
+
+// Not even those of what the callback has started itself: it need not expect them in the call.
+TEST_P(Orders, ASubmissionRunsNoCallbacks) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int size = backend.getSize();
+    std::atomic<int> over = 0, within = 0;
+    Tensors first = all_of(1);
+    std::vector<Tensors> sums(200, Tensors());
+    when_over(backend.allreduce(first), [&] {
+      const auto self = std::this_thread::get_id();
+      bool submits = false;
+      for (Tensors& sum : sums) {
+        sum = all_of(2);
+        submits = true;
+        const auto work = backend.allreduce(sum);
+        submits = false;
+        when_over(work, [&, self] {
+          if (std::this_thread::get_id() == self && submits) ++within;
+          ++over;
+        });
+      }
+      await([&] { return over == static_cast<int>(sums.size()); });
+    });
+    await([&] { return over == static_cast<int>(sums.size()); });
+    EXPECT_EQ(within, 0);
+    for (const Tensors& sum : sums) EXPECT_EQ(sum[0][0].item<int>(), 2 * size);
+  });
+}
+
 TEST_P(Orders, ACallbackMayWaitForALaterCollective) {
   spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
     const int size = backend.getSize();
