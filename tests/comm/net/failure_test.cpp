@@ -209,7 +209,7 @@ TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
 
 // A thread that aborts first tells the store, which rank 0 serves and which gives no answer here:
 // the wait has ended by then, and what is still sent to this rank must not come into its memory.
-TEST(AbortByAThread, LeavesTheMemoryOfCallsThatHaveThrownAlone) {
+TEST_P(NetFailure, AnAbortByAThreadLeavesTheMemoryOfCallsThatHaveThrownAlone) {
   const Signal thrown, sent;
   spawn(3,
         [&](World& world) {
@@ -236,7 +236,7 @@ TEST(AbortByAThread, LeavesTheMemoryOfCallsThatHaveThrownAlone) {
             sent.give();
           }
         },
-        {.backend = "tcp"});
+        {.backend = GetParam()});
 }
 
 // As when another host was lost: no rank of this one has ended.
