@@ -184,6 +184,7 @@ TEST_P(NetFailure, AnAbortReachesRanksThatWaitForOthersThanTheOneThatAborted) {
           EXPECT_LT(steady_clock::now() - start, 20s);
           EXPECT_THAT(error, HasSubstr("rank 3 aborted"));
           EXPECT_THAT(error, HasSubstr("bad data"));
+          EXPECT_EQ(error.find("rank 3 aborted"), error.rfind("rank 3 aborted")) << error;
           if (world.rank() > 0) return thrown.wait();
           for (int other = 1; other < world.size(); ++other) thrown.give();
         },
