@@ -81,7 +81,9 @@ struct Request {
     std::string name;
     int64_t count = 0;
     std::string list = {};  // as list_of() says it
-    int root = -1;          // as this step's transport calls the rank; -1 for none
+    // As the step's errors call the rank: within a host the world's number, between hosts the
+    // group's; -1 for none.
+    int root = -1;
   };
   std::optional<Whole> step_of = std::nullopt;
   // The counts of the tensors that go as this one, if it stands for several.

@@ -90,12 +90,14 @@ struct SendRecv {
 // the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls: at once
 // over shm, over tcp as soon as data of the other call arrives, over gloo, nccl and cuda_ipc after
 // one to two seconds, over host-then-net like shm or tcp where the calls meet in one of them, else
-// after one to three seconds. In a call in which nothing moves, as of tensors without elements, a
-// rank does not wait for the others: over tcp its next call throws once data of another call has
-// arrived in its place (where the others only receive, they wait until the deadline), over
-// host-then-net the same, or at once within a host; over gloo the others wait until the deadline.
-// After any CommError the group has failed: further calls throw CommError at once, which quotes the
-// first. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
+// after one to three seconds (but for a broadcast's root about which only the hosts do not agree:
+// each host gets its own root's data, perhaps without an error). In a call in which nothing moves,
+// as of tensors without elements, a rank does not wait for the others: over tcp its next call
+// throws once data of another call has arrived in its place (where the others only receive, they
+// wait until the deadline), over host-then-net the same, or at once within a host; over gloo the
+// others wait until the deadline. After any CommError the group has failed: further calls throw
+// CommError at once, which quotes the first. Wrong arguments on this rank alone throw ConfigError
+// and leave the group as it was.
 //
 // Collectives, send() and recv() are asynchronous: they start the operation and return its Work,
 // and the tensors may be used again when wait() has returned. These block: the _bytes calls,

@@ -170,11 +170,10 @@ bool GlooState::await(const WireWork& work, WireOperation& operation,
   }
 }
 
-// Aborts all operations, here and on every rank that is connected to this one: Gloo closes all
-// connections of a group when a receive times out, so this receives a message that no rank sends.
-// From a rank whose connection is closed already a receive fails without closing the others, so it
-// asks all.
-void GlooState::abort(const std::string&) noexcept {
+// Gloo closes all connections of a group when a receive times out, so this receives a message that
+// no rank sends. From a rank whose connection is closed already a receive fails without closing the
+// others, so it asks all.
+void GlooState::close() noexcept {
   for (int step = 1; step < size(); ++step) {
     try {
       char nothing;

@@ -23,14 +23,17 @@ class GlooState final : public GroupHealth {
       const WireWork& work, WireOperation& operation,
       std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
 
+  // Ends all operations, here and on every rank that is connected to this one.
+  void close() noexcept;
+
   const GlooOptions& options() const { return options_; }
   GlooOps& ops() { return *ops_; }
 
  private:
   void meet();
   void connect();
-  void abort(const std::string& why) noexcept override;
-  void leave() noexcept override { abort("it was destroyed"); }
+  void abort(const std::string&) noexcept override { close(); }
+  void leave() noexcept override { close(); }
   // Python ranks post nothing.
   bool peers_post() const override { return options_.peers == GlooPeers::Lockstep; }
 

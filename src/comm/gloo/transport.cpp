@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "comm/gloo/state.h"
 #include "comm/health/call_numbers.h"
@@ -17,6 +18,8 @@ namespace {
 
 // How much longer than us Gloo waits, so that it is our deadline that ends a wait and says why.
 constexpr std::chrono::seconds kGrace{10};
+// The longest that Gloo's threads should need to let go of a call whose connections are closed.
+constexpr std::chrono::seconds kLettingGo{5};
 
 uint32_t checksum_of(std::string_view text) {
   const auto hash = fnv1a<uint32_t>(text);
@@ -30,6 +33,7 @@ class GlooPending : public Pending {
   // Only a group that goes away has unfinished operations; it must not wait for them.
   ~GlooPending() override {
     if (!all_over()) state_->abandon();
+    give_up();
   }
 
  private:
@@ -38,8 +42,13 @@ class GlooPending : public Pending {
     return finish_until(std::chrono::steady_clock::now() + limit);
   }
   bool finish_until(std::chrono::steady_clock::time_point until) {
-    for (const WireWork& work : call_.works) {
-      if (!state_->await(work, operation_, until)) return false;
+    try {
+      for (const WireWork& work : call_.works) {
+        if (!state_->await(work, operation_, until)) return false;
+      }
+    } catch (...) {
+      give_up();
+      throw;
     }
     state_->done(operation_);
     const at::NoGradGuard no_grad;
@@ -49,6 +58,15 @@ class GlooPending : public Pending {
   }
 
   bool advance() override { return all_over() || state_->has_failed(operation_); }
+  // So that Gloo no longer touches the call's memory: a group that another thread ends has failed
+  // before its connections are closed.
+  void give_up() noexcept {
+    if (all_over()) return;
+    state_->close();
+    const auto until = std::chrono::steady_clock::now() + kLettingGo;
+    while (!all_over() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 
   bool all_over() const {
     return std::all_of(call_.works.begin(), call_.works.end(),

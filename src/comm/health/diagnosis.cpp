@@ -64,7 +64,11 @@ std::string Diagnosis::others(const Notice& mine, const std::string& seen,
       said.push_back(name(peer) +
                      " did not answer: it is outside this group's calls, or has ended");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
-      said.push_back(fmt::format("{} {}", name(peer), notice->failure()));
+      // Where this is what was seen, the error has said so.
+      const bool was_seen = !launcher_status_->is_explained() &&
+                            seen.find(name(peer) + " aborted") != std::string::npos &&
+                            seen.find(notice->reason) != std::string::npos;
+      if (!was_seen) said.push_back(fmt::format("{} {}", name(peer), notice->failure()));
     } else if (notice->state == Notice::State::Running) {
       // Calls in which it did not wait so long have left no notice.
       said.push_back(fmt::format(

@@ -197,12 +197,13 @@ bool Exchange::advance(const std::shared_ptr<Message>& message) {
   return message->over || look(message);
 }
 
-// A wait of no length finds what ends a wait: a lost peer, the deadline.
+// A wait of no length finds what ends a wait: a lost peer, the deadline. Each call has looks of its
+// own, since those for another may see neither.
 template <class Started>
-bool Exchange::look(const Started& started) {
+bool Exchange::look(const std::shared_ptr<Started>& started) {
   const auto now = Clock::now();
-  if (now < next_look_) return false;
-  next_look_ = now + kLook;
+  if (now < started->next_look) return false;
+  started->next_look = now + kLook;
   return finish(started, now);
 }
 

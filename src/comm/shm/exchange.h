@@ -56,6 +56,7 @@ class Operation {
   uint32_t sequence = 0;  // once it is announced
   bool agreed = false;    // all have announced the same
   bool ran = false;
+  std::chrono::steady_clock::time_point next_look{};  // at the peers, by a rank that polls
 };
 
 class Exchange {
@@ -112,7 +113,7 @@ class Exchange {
   bool await_head(const Patience& patience);
   bool is_over(const Operation& operation) const;
   template <class Started>
-  bool look(const Started& started);
+  bool look(const std::shared_ptr<Started>& started);
 
   char* slots_;
   Channel channel_;
@@ -121,7 +122,6 @@ class Exchange {
   std::deque<std::shared_ptr<Operation>> queue_;      // not run yet
   std::deque<std::shared_ptr<Operation>> lingering_;  // run, but others may still use the buffers
   Clock::time_point waiting_since_{};  // for the head, or for others' part of what has run
-  Clock::time_point next_look_{};      // at the peers, by a rank that polls
 };
 
 // The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.

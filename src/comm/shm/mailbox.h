@@ -30,6 +30,7 @@ struct Message {
   std::string label;
 
   Channel::Clock::time_point waiting_since{};
+  Channel::Clock::time_point next_look{};  // at the peers, by a rank that polls
   int64_t moved = 0;
   bool started = false;
   bool over = false;

@@ -24,7 +24,7 @@ using testing::HasSubstr;
 class Polling : public testing::TestWithParam<Ranks> {
  protected:
   // The last rank does `other` in the place of the collective.
-  void poll_while(const std::function<void(const Group&)>& other, const char* said,
+  void poll_while(const std::function<void(const Group&)>& other, const std::string& said,
                   std::vector<int> doomed = {}) {
     const int last = GetParam().count - 1;
     const test::Signal thrown;
@@ -63,11 +63,38 @@ TEST_P(Polling, EndsWhenAnotherRankAborts) {
 }
 
 TEST_P(Polling, EndsWhenAnotherRankIsKilled) {
-  poll_while([](const Group&) { raise(SIGKILL); }, "rank", {GetParam().count - 1});
+  const int last = GetParam().count - 1;
+  // Over shm ranks see that its process is gone.
+  const std::string said = GetParam().backend == "shm" ? " (process" : "";
+  poll_while([](const Group&) { raise(SIGKILL); }, "rank " + std::to_string(last) + said, {last});
 }
 
 TEST_P(Polling, EndsAtTheDeadline) {
   poll_while([](const Group&) {}, kLate);
+}
+
+// Asked in turn, less often than a rank looks at its peers.
+TEST_P(Polling, EndsAtTheDeadlineOfTheSecondOfTwoCalls) {
+  const test::Signal over;
+  spawn(GetParam().count,
+        [&](World& world) {
+          const Group& group = world.group();
+          group.barrier().wait();
+          if (world.rank() > 0) return over.wait();
+          Work first = group.recv(at::ones({4}), 1);
+          Work second = group.recv(at::ones({4}), 2, 0, {.timeout = 1s});
+          const auto start = Clock::now();
+          while (!first.is_completed() & !second.is_completed() && Clock::now() - start < 15s) {
+            std::this_thread::sleep_for(20ms);
+          }
+          EXPECT_LT(Clock::now() - start, 15s);
+          if (!testing::Test::HasFailure()) {
+            EXPECT_THAT(message_of<CommError>([&] { second.wait(); }),
+                        testing::AllOf(HasSubstr("from rank 2"), HasSubstr(kLate)));
+          }
+          for (int rank = 1; rank < world.size(); ++rank) over.give();
+        },
+        {.backend = GetParam().backend, .hosts = GetParam().hosts});
 }
 
 }  // namespace

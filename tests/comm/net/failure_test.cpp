@@ -170,11 +170,13 @@ TEST_P(NetFailure, ADeadGroupThrowsAtOnce) {
 // Each waits for a message of the next rank. None ends before the first has thrown, since that
 // closes connections, too.
 TEST_P(NetFailure, AnAbortReachesRanksThatWaitForOthersThanTheOneThatAborted) {
-  const Signal thrown;
+  const Signal met, thrown;
   spawn(4,
         [&](World& world) {
           world.group().barrier().wait();
+          if (world.rank() < 3) met.give();
           if (world.rank() == 3) {
+            for (int other = 0; other < 3; ++other) met.wait();
             world.group().abort("bad data");
             return thrown.wait();
           }
@@ -184,6 +186,7 @@ TEST_P(NetFailure, AnAbortReachesRanksThatWaitForOthersThanTheOneThatAborted) {
           EXPECT_LT(steady_clock::now() - start, 20s);
           EXPECT_THAT(error, HasSubstr("rank 3 aborted"));
           EXPECT_THAT(error, HasSubstr("bad data"));
+          EXPECT_EQ(error.find("rank 3 aborted"), error.rfind("rank 3 aborted")) << error;
           if (world.rank() > 0) return thrown.wait();
           for (int other = 1; other < world.size(); ++other) thrown.give();
         },
@@ -209,7 +212,7 @@ TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
 
 // A thread that aborts first tells the store, which rank 0 serves and which gives no answer here:
 // the wait has ended by then, and what is still sent to this rank must not come into its memory.
-TEST(AbortByAThread, LeavesTheMemoryOfCallsThatHaveThrownAlone) {
+TEST_P(NetFailure, AnAbortByAThreadLeavesTheMemoryOfCallsThatHaveThrownAlone) {
   const Signal thrown, sent;
   spawn(3,
         [&](World& world) {
@@ -236,7 +239,7 @@ TEST(AbortByAThread, LeavesTheMemoryOfCallsThatHaveThrownAlone) {
             sent.give();
           }
         },
-        {.backend = "tcp"});
+        {.backend = GetParam()});
 }
 
 // As when another host was lost: no rank of this one has ended.
