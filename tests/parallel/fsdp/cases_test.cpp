@@ -399,12 +399,12 @@ TEST(FsdpCases, UnitsBySizeAreNoLists) {
         message_of<ConfigError>([&] { Fsdp(net, world.group(), {.units = {model->list.ptr()}}); }),
         ::testing::HasSubstr("FsdpOptions::units has '0.list', a "
                              "torch::nn::ModuleListImpl, which has no forward()"));
-    struct Chain : torch::nn::ModuleListImpl {
+    struct OwnList : torch::nn::ModuleListImpl {
       at::Tensor forward(const at::Tensor& x) { return x; }
     };
-    const auto chain = std::make_shared<Chain>();
-    chain->push_back(torch::nn::Linear(10, 10));
-    EXPECT_NO_THROW(Fsdp(torch::nn::Sequential(chain), world.group(), {.units = {chain}}));
+    const auto own = std::make_shared<OwnList>();
+    own->push_back(torch::nn::Linear(10, 10));
+    EXPECT_NO_THROW(Fsdp(torch::nn::Sequential(own), world.group(), {.units = {own}}));
   });
 }
 

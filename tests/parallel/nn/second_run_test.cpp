@@ -262,7 +262,8 @@ TEST(SecondRun, ResultsThatAreNothingAreNotCompared) {
   struct Sums : Layered {
     std::tuple<Tensor, Tensor> forward(const Tensor& x) {
       const Tensor y = layer(x);
-      return {(y.sum() - y.sum()) + 1e-17 * ++count, y * 0 + 1e-17 * (count - 1)};
+      const double rounding = 1e-17 * count++;
+      return {(y.sum() - y.sum()) + rounding, y * 0 + rounding};
     }
     int count = 0;
   };
