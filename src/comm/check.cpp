@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/call.h"
 
@@ -12,6 +13,11 @@ namespace lockstep::comm {
 namespace {
 
 bool by_begin(const Span& a, const Span& b) { return a.begin < b.begin; }
+
+bool any_overlap(std::vector<Span> spans) {
+  std::sort(spans.begin(), spans.end(), by_begin);
+  return std::adjacent_find(spans.begin(), spans.end(), &overlap) != spans.end();
+}
 
 // Of how many elements each address is looked at.
 constexpr int64_t kMostLooked = 1 << 12;
@@ -38,10 +44,7 @@ bool share_elements(const std::vector<at::Tensor>& tensors) {
       spans.push_back({whole.begin, whole.begin + tensor.element_size()});
     }
   }
-  std::sort(spans.begin(), spans.end(), by_begin);
-  return std::adjacent_find(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
-           return overlap(a, b);
-         }) != spans.end();
+  return any_overlap(std::move(spans));
 }
 
 // Each dimension steps over all that the smaller steps reach: no two elements share memory.
@@ -164,12 +167,8 @@ void check_outputs(Collective what, const std::vector<at::Tensor>& outputs) {
     gaps = gaps || !output.is_non_overlapping_and_dense();
     if (output.numel() > 0) spans.push_back(span_of(output));
   }
-  std::sort(spans.begin(), spans.end(), by_begin);
-  const bool meet =
-      std::adjacent_find(spans.begin(), spans.end(),
-                         [](const Span& a, const Span& b) { return overlap(a, b); }) != spans.end();
   // One with gaps may lie between the elements of another.
-  if (meet && (!gaps || share_elements(outputs)))
+  if (any_overlap(std::move(spans)) && (!gaps || share_elements(outputs)))
     refuse(what, "two outputs share memory: give each its own");
 }
 

@@ -376,7 +376,7 @@ TEST(HeldBack, AnAbortEndsIt) {
   });
 }
 
-// Also where nobody waits for it. The callback does not run in the thread that does.
+// Whether or not a thread waits for it; that thread does not run the callback.
 TEST(HeldBack, ItsDeadlineEndsTheGroup) {
   for (const bool waits : {true, false}) {
     spawn_backends(2, [waits](Backend& backend, const StorePtr& store) {

@@ -18,7 +18,8 @@ namespace {
 
 // How much longer than us Gloo waits, so that it is our deadline that ends a wait and says why.
 constexpr std::chrono::seconds kGrace{10};
-// The longest that Gloo's threads should need to let go of a call whose connections are closed.
+// How long to wait until Gloo's threads no longer use the memory of a call whose connections are
+// closed.
 constexpr std::chrono::seconds kLettingGo{5};
 
 uint32_t checksum_of(std::string_view text) {
