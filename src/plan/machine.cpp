@@ -11,7 +11,7 @@
 
 #include "core/files/read_file.h"
 #include "core/process/cores.h"
-#include "core/process/cpu_bf16.h"
+#include "core/process/processor.h"
 #include "lockstep/core/error.h"
 #include "plan/sizes.h"
 

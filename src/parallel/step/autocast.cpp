@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "comm/transport.h"
-#include "core/process/cpu_bf16.h"
+#include "core/process/processor.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {

@@ -7,10 +7,10 @@
 #include <fmt/ranges.h>
 #include <torch/version.h>
 
-#include <fstream>
 #include <map>
 
 #include "comm/transport.h"
+#include "core/process/processor.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::parallel {
@@ -21,15 +21,6 @@ std::string library(bool used, const char* variable) {
   const auto value = env_text(variable);
   return std::string(used ? "on" : "off") +
          (value ? fmt::format(" ({}={})", variable, *value) : "");
-}
-
-// MKL and oneDNN choose kernels by the processor, beyond what libtorch's own instruction set says.
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
 }
 
 std::string mode_name() {
@@ -58,9 +49,11 @@ void use_deterministic_algorithms(Deterministic mode) {
 }
 
 DeterminismReport determinism_report(const Group& group) {
+  const std::string processor = processor_name();
   DeterminismReport report{
       .items = {{"libtorch", TORCH_VERSION},
-                {"processor", processor()},
+                // MKL and oneDNN choose kernels by it, beyond libtorch's own instruction set.
+                {"processor", processor.empty() ? "unknown" : processor},
                 {"instruction set", at::get_cpu_capability()},
                 {"threads", std::to_string(at::get_num_threads())},
                 {"oneDNN", library(at::globalContext().userEnabledMkldnn(), "ONEDNN_MAX_CPU_ISA")},

@@ -5,26 +5,10 @@
 #include <torch/version.h>
 #include <unistd.h>
 
-#include <fstream>
-
+#include "core/process/processor.h"
 #include "core/version.h"
 
 namespace lockstep::train {
-namespace {
-
-// "AMD EPYC 9B14", as Linux has it.
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with("model name")) continue;
-    const size_t colon = line.find(": ");
-    return colon == std::string::npos ? "" : line.substr(colon + 2);
-  }
-  return "";
-}
-
-}  // namespace
-
 std::string host_name() {
   char name[256] = {};
   return gethostname(name, sizeof name - 1) == 0 ? name : "";
@@ -40,7 +24,7 @@ std::map<std::string, std::string> run_environment(const comm::World& world) {
       {"threads of a rank", std::to_string(at::get_num_threads())},
       {"host of rank 0", host_name()},
   };
-  if (const std::string name = processor(); !name.empty()) all["processor"] = name;
+  if (const std::string name = processor_name(); !name.empty()) all["processor"] = name;
   utsname system{};
   if (uname(&system) == 0) all["system"] = std::string(system.sysname) + " " + system.release;
   return all;
