@@ -185,7 +185,8 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
 }
 
 // What one rank calls with another root than the others, and the barrier after it: a rank whose
-// part is over returns before the others find out.
+// part is over returns before the others find out. Where it is at the barrier by then, nobody
+// quotes its root.
 TEST(HostThenNet, RootsThatDifferAreAnError) {
   using Call = std::function<void(const Group&, int root)>;
   const std::vector<Call> calls{
@@ -214,7 +215,8 @@ TEST(HostThenNet, RootsThatDifferAreAnError) {
                 calls[i](group, world.rank() == other ? 2 : 0);
                 group.barrier().wait();
               });
-              EXPECT_THAT(error, AllOf(HasSubstr("root 0"), HasSubstr("root 2")));
+              EXPECT_THAT(error, AnyOf(HasSubstr("root 0"), HasSubstr("root 2")));
+              EXPECT_THAT(error, Not(HasSubstr("timed out")));
             }
           }
         },
