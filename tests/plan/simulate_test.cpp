@@ -71,6 +71,22 @@ TEST(Simulate, WhereCommunicationOutweighsItAgreesLess) {
   }
 }
 
+// A hook makes what is sent of a bucket smaller, not the buckets larger.
+TEST(Simulate, AHookLeavesTheBucketsAsTheyAre) {
+  const auto collectives = [](int64_t sent_bytes) {
+    Training training = {.batch = 4, .sent_bytes = sent_bytes};
+    const auto out = simulate(model(), training, Strategy::Ddp, kCluster, 8,
+                              {.steps = 1, .jitter = 0, .traced_ranks = 1});
+    int64_t count = 0;
+    for (const auto& event : nlohmann::json::parse(out.trace)["traceEvents"]) {
+      count += event["name"] == "all_reduce";
+    }
+    return count;
+  };
+  EXPECT_GT(collectives(4), 10);
+  EXPECT_EQ(collectives(2), collectives(4));
+}
+
 // Gradients are sent in the last micro-batch's backward alone, which may be short beside them.
 TEST(Simulate, WithMicroBatchesItAgreesWithTheFormula) {
   for (const char* network : {"8x400g", "1x200g", "ethernet-25g"}) {
