@@ -73,17 +73,17 @@ TEST(Simulate, WhereCommunicationOutweighsItAgreesLess) {
 
 // A hook makes what is sent of a bucket smaller, not the buckets larger.
 TEST(Simulate, AHookLeavesTheBucketsAsTheyAre) {
-  const auto collectives = [](int64_t sent_bytes) {
-    Training training = {.batch = 4, .sent_bytes = sent_bytes};
-    const auto out = simulate(model(), training, Strategy::Ddp, kCluster, 8,
+  const auto small = transformer_profile(
+      {.vocabulary = 1000, .layers = 24, .hidden = 512, .heads = 8}, 128, Precision::Float);
+  const auto collectives = [&small](int64_t sent_bytes) {
+    const Training training = {.batch = 4, .sent_bytes = sent_bytes};
+    const auto out = simulate(small, training, Strategy::Ddp, kCluster, 8,
                               {.steps = 1, .jitter = 0, .traced_ranks = 1});
-    int64_t count = 0;
-    for (const auto& event : nlohmann::json::parse(out.trace)["traceEvents"]) {
-      count += event["name"] == "all_reduce";
-    }
-    return count;
+    const auto trace = nlohmann::json::parse(out.trace);
+    return std::ranges::count_if(trace["traceEvents"],
+                                 [](const auto& event) { return event["name"] == "all_reduce"; });
   };
-  EXPECT_GT(collectives(4), 10);
+  EXPECT_GT(collectives(4), 5);
   EXPECT_EQ(collectives(2), collectives(4));
 }
 
