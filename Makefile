@@ -47,7 +47,7 @@ configured: setup
 bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
 	@python3 benchmarks/run.py $(BUILD)
 
-plan-bars: configured ## compares what `lockstep plan` predicts for 60 configurations with measurements: ten minutes on a quiet machine
+plan-bars: configured ## compares what `lockstep plan` predicts for 72 configurations with measurements: ten minutes on a quiet machine
 	@$(NINJA) -C $(BUILD) lockstep_tool lockstep_bench bench_plan_bars
 	@python3 benchmarks/plan_bars.py $(BUILD)
 

@@ -36,20 +36,32 @@ struct Job {
   plan::ModelProfile profile;
   std::shared_ptr<torch::nn::Module> module;
   Modules units;  // of Fsdp, and what is recomputed
+  // Of one batch of so many samples.
+  std::function<std::function<Tensor()>(int64_t)> loss_of;
   std::function<Tensor()> loss;
 };
 
+Job with_loss(Job job, int64_t batch) {
+  job.loss = job.loss_of(batch);
+  return job;
+}
+
 Job classifier(const train::ModelConfig& model, const plan::SampleSizes& sample, int64_t batch,
                auto net) {
-  std::vector<int64_t> sizes = {batch};
-  sizes.insert(sizes.end(), sample.data.begin(), sample.data.end());
-  const Tensor x = torch::rand(sizes), y = torch::randint(sample.outputs, {batch});
+  const auto loss_of = [=](int64_t samples) -> std::function<Tensor()> {
+    std::vector<int64_t> sizes = {samples};
+    sizes.insert(sizes.end(), sample.data.begin(), sample.data.end());
+    const Tensor x = torch::rand(sizes), y = torch::randint(sample.outputs, {samples});
+    return [=]() mutable { return at::cross_entropy_loss(call(net, x), y); };
+  };
   train::RunConfig config;
   config.model = model;
-  return {.profile = plan::profile_of(config, sample),
-          .module = net.ptr(),
-          .units = {},
-          .loss = [=]() mutable { return at::cross_entropy_loss(call(net, x), y); }};
+  return with_loss({.profile = plan::profile_of(config, sample),
+                    .module = net.ptr(),
+                    .units = {},
+                    .loss_of = loss_of,
+                    .loss = {}},
+                   batch);
 }
 
 Job perceptron(std::vector<int64_t> hidden, int64_t batch) {
@@ -62,12 +74,18 @@ Job perceptron(std::vector<int64_t> hidden, int64_t batch) {
 
 Job transformer(const models::TransformerOptions& o, int64_t tokens, int64_t batch) {
   models::Transformer net(o);
-  const Tensor ids = torch::randint(o.vocabulary, {batch, tokens}),
-               targets = torch::randint(o.vocabulary, {batch, tokens});
-  return {.profile = plan::transformer_profile(plan::sizes_of(o), tokens, plan::Precision::Float),
-          .module = net.ptr(),
-          .units = net->recomputed(models::Recomputed::Full),
-          .loss = [=]() mutable { return call(net, ids, targets); }};
+  const auto loss_of = [=](int64_t samples) -> std::function<Tensor()> {
+    const Tensor ids = torch::randint(o.vocabulary, {samples, tokens}),
+                 targets = torch::randint(o.vocabulary, {samples, tokens});
+    return [=]() mutable { return call(net, ids, targets); };
+  };
+  return with_loss(
+      {.profile = plan::transformer_profile(plan::sizes_of(o), tokens, plan::Precision::Float),
+       .module = net.ptr(),
+       .units = net->recomputed(models::Recomputed::Full),
+       .loss_of = loss_of,
+       .loss = {}},
+      batch);
 }
 
 Job job_of(const std::string& model, int64_t batch) {
@@ -113,9 +131,19 @@ double private_peak() {
 struct Arguments {
   std::string model = "mlp-small", machine;
   std::vector<std::string> strategies = {"ddp"};
-  int64_t batch = 64, turns = 0;
+  int64_t batch = 64, turns = 0, evaluated = 0;
+  std::string hook = "none";
   bool recompute = false;
 };
+
+// From the first step on.
+std::shared_ptr<CommHook> hook_named(const std::string& name) {
+  if (name == "bf16") return std::make_shared<CastHook>(torch::kBFloat16);
+  if (name == "power_sgd") return std::make_shared<PowerSgd>(PowerSgdOptions{.start_iteration = 1});
+  if (name == "top_k") return std::make_shared<TopK>();
+  if (name == "none") return nullptr;
+  throw ConfigError("unknown hook " + name);
+}
 
 constexpr std::array kStrategies = {std::pair{"ddp", plan::Strategy::Ddp},
                                     std::pair{"zero", plan::Strategy::Zero},
@@ -168,7 +196,7 @@ class Trained {
                       .sharding = strategy == "fsdp" ? Sharding::Full : Sharding::Gradients});
       adam_ = std::make_unique<FusedAdamW>(fsdp_->parameters(), options);
     } else {
-      ddp_.emplace(*job_.module, world);
+      ddp_.emplace(*job_.module, world, DdpOptions{.hook = hook_named(arguments.hook)});
       if (strategy == "zero") {
         adam_ = std::make_unique<ZeroOptimizer>(job_.module->parameters(), group,
                                                 zero<FusedAdamW>(options));
@@ -187,6 +215,13 @@ class Trained {
     }
     job_.loss().backward();
     adam_->step();
+  }
+
+  void evaluate(int64_t batch) {
+    const torch::NoGradGuard no_grad;
+    job_.module->eval();
+    job_.loss_of(batch)();
+    job_.module->train();
   }
 
   // Seconds of a step on the slowest rank: the median of as many as take about a fifth of a second,
@@ -213,11 +248,17 @@ class Trained {
   std::optional<ActivationCheckpointing> twice_;
 };
 
-// Bytes, on the rank that has most.
-double peak_of(const Group& group, Trained& trained) {
-  for (int i = 0; i < 3; ++i) trained.step();
+// Bytes, on the rank that has most. `evaluated`: samples of an evaluation after each step, or 0.
+double peak_of(const Group& group, Trained& trained, int64_t evaluated) {
+  const auto make_steps = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      trained.step();
+      if (evaluated > 0) trained.evaluate(evaluated);
+    }
+  };
+  make_steps(3);
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins again
-  for (int i = 0; i < 6; ++i) trained.step();
+  make_steps(6);
   // Of what ranks share each has an equal part, whichever of them has touched it.
   const double shared = mean(group, kib_of("/proc/self/smaps_rollup", "Pss_Shmem:"));
   const double peak = slowest(group, private_peak()) + shared;
@@ -260,7 +301,7 @@ nlohmann::ordered_json memory_of(const World& world, const Arguments& arguments,
                                  const plan::Machine& machine, const plan::Training& training) {
   const auto& strategy = arguments.strategies.front();
   Trained trained(world, arguments, strategy);
-  const double measured = peak_of(world.group(), trained);
+  const double measured = peak_of(world.group(), trained, arguments.evaluated);
   const auto planned =
       plan::memory_of(trained.profile(), training, strategy_named(strategy), machine, world.size());
   return {{"measured", measured}, {"plan", planned.total}};
@@ -296,6 +337,8 @@ int run(int argc, char** argv) {
   app.add_option("--machine", arguments.machine)->required();
   app.add_option("--batch", arguments.batch);
   app.add_option("--turns", arguments.turns);  // of step times; without them, the peak of the first
+  app.add_option("--hook", arguments.hook);
+  app.add_option("--evaluate", arguments.evaluated);  // samples
   app.add_flag("--recompute", arguments.recompute);
   CLI11_PARSE(app, argc, argv);
   const World world = World::from_env();
@@ -303,6 +346,10 @@ int run(int argc, char** argv) {
   const auto machine = plan::read_machine(arguments.machine);
   plan::Training training = {.batch = arguments.batch};
   if (arguments.recompute) training.recomputed = plan::Recomputed::Blocks;
+  if (arguments.evaluated > 0) training.evaluation_batch = arguments.evaluated;
+  if (arguments.hook == "bf16") training.sent_bytes = 2;
+  if (arguments.hook == "power_sgd") training.feedback = plan::Feedback::PowerSgd;
+  if (arguments.hook == "top_k") training.feedback = plan::Feedback::TopK;
   const auto row = arguments.turns == 0 ? memory_of(world, arguments, machine, training)
                                         : time_of(world, arguments, machine, training);
   if (world.is_main()) fmt::print("{}\n", row.dump());

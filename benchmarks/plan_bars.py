@@ -4,7 +4,8 @@
 usage: plan_bars.py BUILD_DIR [--turns 5] [--only REGEX]
 
 `lockstep bench` measures the machine. Then six models with two batch sizes each are trained on 2 ranks by AdamW with
-every strategy, and each model on one rank, too; the transformers also with activations recomputed. That makes 60
+every strategy, and each model on one rank, too; the transformers also with activations recomputed. Three models are
+trained with each hook, and with evaluations of large batches, where memory alone is measured. That makes 72
 configurations. The plan is given the machine's file and the time of a forward and backward pass on one rank without
 communication; everything else is predicted. That pass and all strategies of a model are timed by turns in the same
 processes; memory is measured in a process for each, while malloc returns what is freed. Prints a table and a summary,
@@ -25,6 +26,8 @@ MODELS = {
     "gpt-small": (4, 16),
     "gpt-large": (2, 8),
 }
+HOOKS = ("bf16", "power_sgd", "top_k")
+EVALUATED = {"mlp-large": 4096, "convnet": 512, "gpt-small": 64}  # samples of an evaluation's batch
 STRATEGIES = ("ddp", "zero", "fsdp-gradients", "fsdp")
 AS_FAST = 1.05  # of the fastest strategy's time
 
@@ -51,10 +54,12 @@ def off(pair):
 
 def show(row):
     name = f"{row['model']} {row['batch']}, {row['ranks']} x {row['strategy']}{', twice' * row['recompute']}"
-    peak, step = row["peak"], row["step"]
-    estimate = step["estimated"] / step["measured"] - 1
-    print(f"{name:42} {peak['measured'] / 2**20:8.0f} {peak['plan'] / 2**20:8.0f} {off(peak):+7.1%}"
-          f" {step['measured'] * 1e3:9.2f} {step['plan'] * 1e3:9.2f} {off(step):+7.1%} {estimate:+9.0%}", flush=True)
+    peak, step = row["peak"], row.get("step")
+    text = f"{name:42} {peak['measured'] / 2**20:8.0f} {peak['plan'] / 2**20:8.0f} {off(peak):+7.1%}"
+    if step:
+        estimate = step["estimated"] / step["measured"] - 1
+        text += f" {step['measured'] * 1e3:9.2f} {step['plan'] * 1e3:9.2f} {off(step):+7.1%} {estimate:+9.0%}"
+    print(text, flush=True)
 
 
 def summary(name, errors, bar):
@@ -111,9 +116,21 @@ def main():
         if model.startswith("gpt"):
             run(1, model, MODELS[model][1], ["ddp"], recompute=True)
             run(2, model, MODELS[model][1], ["ddp", "fsdp"], recompute=True)
+    for model in models:
+        if model not in EVALUATED:
+            continue
+        batch, evaluated = MODELS[model][0], EVALUATED[model]
+        options = [(hook, ["--hook", hook]) for hook in HOOKS]
+        for name, flags in [*options, (f"evaluates {evaluated}", ["--evaluate", str(evaluated)])]:
+            peak = measure(args.build, machines[2], 2, model, batch, *flags, env=RETURNED)
+            row = dict(model=model, batch=batch, ranks=2, recompute=False, strategy=f"ddp, {name}", peak=peak)
+            rows.append(row)
+            show(row)
     print()
-    kept = [row for row in rows if not row["recompute"]]
-    recomputed = [row for row in rows if row["recompute"]]
+    timed = [row for row in rows if "step" in row]
+    summary("peak memory, hooks and evaluations", [off(r["peak"]) for r in rows if "step" not in r], .05)
+    kept = [row for row in timed if not row["recompute"]]
+    recomputed = [row for row in timed if row["recompute"]]
     for name, chosen in (("nothing recomputed", kept), ("blocks recomputed", recomputed)):
         summary(f"peak memory, {name}", [off(r["peak"]) for r in chosen], .05)
         summary(f"step time, {name}", [off(r["step"]) for r in chosen], .10)

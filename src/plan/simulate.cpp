@@ -121,9 +121,10 @@ class Player {
              if (unit.is_block) reduce(unit.name, bytes_ * elements);
              return;
            }
-           filled += static_cast<double>(training_.sent_bytes) * elements;
+           filled += kFloat * elements;  // of a bucket, whatever a hook sends of it
            if (filled < limit && &unit != &model_.units.front()) return;
-           timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, filled),
+           const double sent = filled * static_cast<double>(training_.sent_bytes) / kFloat;
+           timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, sent),
                                 timeline_.latest());
            filled = 0;
            limit = training_.bucket_bytes;

@@ -160,18 +160,21 @@ ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSize
     const double numbers = out.elements();
     unit.kept = unit.fixed_kept = 0;
     unit.transient = width * ((i == 0 ? 0 : in.elements()) + numbers);
+    if (!model.batch_norm) unit.parameters.pop_back();  // a bias instead of scale and shift
     profile.units.push_back(unit);
-    profile.units.push_back({.name = "normalisation",
-                             .kept = width * numbers,
-                             .transient = 2 * width * numbers,
-                             .fixed_kept = 2 * kFloat * static_cast<double>(out.channels)});
+    if (model.batch_norm) {
+      profile.units.push_back({.name = "normalisation",
+                               .kept = width * numbers,
+                               .transient = 2 * width * numbers,
+                               .fixed_kept = 2 * kFloat * static_cast<double>(out.channels)});
+      profile.buffer_elements += 2 * out.channels + 1;
+    }
     profile.units.push_back(
         {.name = "relu", .kept = width * numbers, .transient = 2 * width * numbers});
     // The places of the largest, and what the next convolution takes; a mean needs nothing.
     profile.units.push_back({.name = "pooling",
                              .kept = (kIndex + (is_last ? 0 : width)) * pooled.elements(),
                              .transient = width * (numbers + pooled.elements())});
-    profile.buffer_elements += 2 * out.channels + 1;
     in = pooled;
   }
   auto classifier = linear_unit("classifier", in.channels, outputs, true, Place::Later, width);

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/counted.h"
 #include "lockstep/core/error.h"
 #include "lockstep/text/tokenizer_trainer.h"
 #include "lockstep/text/utf8.h"
@@ -179,9 +180,9 @@ Tokenizer train_tokenizer(const TextSource& source, const TrainerOptions& option
   }
   const auto added = static_cast<int64_t>(options.added.size());
   if (options.vocabulary < 256 + added) {
-    throw ConfigError(fmt::format(
-        "[text] train_tokenizer: vocabulary={} is too small for 256 bytes and {} added tokens",
-        options.vocabulary, added));
+    throw ConfigError(
+        fmt::format("[text] train_tokenizer: vocabulary={} is too small for 256 bytes and {}",
+                    options.vocabulary, counted(added, "added token")));
   }
   Contents contents = contents_of(options.added, options.nfc);
   model.pattern = *pattern;

@@ -191,6 +191,7 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
   EXPECT_THAT(run(2, "inspect"), HasSubstr("CHECKPOINT is required"));
   EXPECT_THAT(run(2, "inspect a b"), HasSubstr("b"));
   EXPECT_THAT(run(2, "merge " + one_), HasSubstr("--to is required"));
+  EXPECT_THAT(run(1, "merge " + one_ + " --force --to " + runs_), HasSubstr("is a folder: name"));
   EXPECT_THAT(run(2, "diff " + one_), HasSubstr("B is required"));
   for (const std::string number : {"-1", "nan", "inf", "x"}) {
     EXPECT_THAT(run(2, "diff a b --atol " + number),
@@ -374,6 +375,23 @@ TEST_F(Tool, DiffAndInspectShowLongValuesCutAndEscaped) {
   EXPECT_LT(said.size(), 600U);
   EXPECT_THAT(run(0, "inspect " + saved[0]),
               AllOf(HasSubstr("  note  1\\x09b\\x0a"), HasSubstr("x... (5606 bytes)\n")));
+}
+
+// As a Trainer saves learning rates, with all bits.
+TEST_F(Tool, NumbersInTextsAreShownAsDecimals) {
+  checkpoint::Directory directory(out("rates"));
+  std::vector<std::string> saved;
+  for (const std::string rate : {"0x1.8p-3", "-0x1p+1"}) {
+    directory.begin(std::ssize(saved) + 1);
+    checkpoint::Manifest manifest{.step = std::ssize(saved) + 1, .world = 1};
+    manifest.values["base_rates"] = "model/0\t" + rate + "\nmodel/1\tinf\n";
+    saved.push_back(directory.publish(manifest));
+  }
+  EXPECT_THAT(run(1, "diff " + saved[0] + " " + saved[1]),
+              HasSubstr("value base_rates: model/0 0.1875 model/1 inf and model/0 -2 model/1 inf\n"
+                        "0 tensors are the same, 1 difference\n"));
+  EXPECT_THAT(run(0, "inspect " + saved[0]), HasSubstr("base_rates  model/0 0.1875 model/1 inf\n"));
+  EXPECT_THAT(run(0, "inspect " + one_ + " --only bias"), HasSubstr("1 tensor, 12 B"));
 }
 
 TEST_F(Tool, DiffSaysWhichTensorsAndByHowMuch) {

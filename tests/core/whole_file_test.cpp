@@ -49,6 +49,16 @@ TEST(WholeFile, WritesIntoAStream) {
   EXPECT_FALSE(is_stream(folder / "none"));
 }
 
+TEST(WholeFile, ANewOneTakesNoOthersPlace) {
+  const Folder folder;
+  EXPECT_EQ(write_new_file(folder / "a", "mine"), 0);
+  EXPECT_EQ(write_new_file(folder / "a", "other"), EEXIST);
+  EXPECT_EQ(contents(folder / "a"), "mine");
+  fs::create_symlink("nowhere", folder / "link");
+  EXPECT_EQ(write_new_file(folder / "link", "other"), EEXIST);
+  EXPECT_FALSE(fs::exists(folder / "nowhere"));
+}
+
 TEST(WholeFile, RemovesAFileButNoLinkAndNoStream) {
   const Folder folder;
   write(folder / "a", "old");

@@ -86,6 +86,13 @@ TEST_F(PlanCommand, HostsHaveAsManyRanksAsTheFileStarts) {
   EXPECT_EQ(planned("--set launch.nproc_per_node=4 --ranks 3").at("devices_per_node"), cores);
 }
 
+TEST_F(PlanCommand, OneIsNotSeveral) {
+  const auto out =
+      lockstep_tool("simulate " + run_ + " --ranks 1 --steps 1 --failure-hours 1000000");
+  EXPECT_EQ(out.status, 0) << out.said;
+  EXPECT_THAT(out.said, AllOf(HasSubstr("on 1 rank of cpu"), HasSubstr(" a step over 1 step\n")));
+}
+
 TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   const auto said = [](const std::string& arguments) {
     const auto out = lockstep_tool(arguments);
@@ -93,6 +100,13 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
     return out.said;
   };
   EXPECT_THAT(said("plan"), HasSubstr("say what to plan"));
+  EXPECT_THAT(said("plan " + run_ + " --bathc 3"),
+              HasSubstr("--bathc; the nearest is --batch (lockstep plan --help)"));
+  EXPECT_THAT(said("plan " + run_ + " --epochs 3"),
+              HasSubstr("--epochs: write --set training.epochs=3 (lockstep plan --help)"));
+  EXPECT_THAT(said("report --compre"), HasSubstr("RUN is required; unknown flag --compre; the "
+                                                 "nearest is --compare (lockstep report --help)"));
+  EXPECT_THAT(said("config show"), HasSubstr("FILE is required (lockstep config show --help)"));
   EXPECT_THAT(said("plan " + run_ + " --device h100-smx"), HasSubstr("the nearest is h100-sxm"));
   EXPECT_THAT(said("plan --model qwen3-5b"), HasSubstr("the nearest is qwen3-"));
   EXPECT_THAT(said("plan " + run_ + " --ranks 0x"), HasSubstr("--ranks"));

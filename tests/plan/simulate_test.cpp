@@ -71,6 +71,22 @@ TEST(Simulate, WhereCommunicationOutweighsItAgreesLess) {
   }
 }
 
+// A hook makes what is sent of a bucket smaller, not the buckets larger.
+TEST(Simulate, AHookLeavesTheBucketsAsTheyAre) {
+  const auto small = transformer_profile(
+      {.vocabulary = 1000, .layers = 24, .hidden = 512, .heads = 8}, 128, Precision::Float);
+  const auto collectives = [&small](int64_t sent_bytes) {
+    const Training training = {.batch = 4, .sent_bytes = sent_bytes};
+    const auto out = simulate(small, training, Strategy::Ddp, kCluster, 8,
+                              {.steps = 1, .jitter = 0, .traced_ranks = 1});
+    const auto trace = nlohmann::json::parse(out.trace);
+    return std::ranges::count_if(trace["traceEvents"],
+                                 [](const auto& event) { return event["name"] == "all_reduce"; });
+  };
+  EXPECT_GT(collectives(4), 5);
+  EXPECT_EQ(collectives(2), collectives(4));
+}
+
 // Gradients are sent in the last micro-batch's backward alone, which may be short beside them.
 TEST(Simulate, WithMicroBatchesItAgreesWithTheFormula) {
   for (const char* network : {"8x400g", "1x200g", "ethernet-25g"}) {

@@ -60,6 +60,16 @@ TEST_F(Bench, TheCommandPrintsWhatNoFileIsNamedFor) {
   EXPECT_EQ(read_machine(file_).devices_per_node, 1);
 }
 
+// Beyond the limit of a file's size, as on a full disk.
+TEST_F(Bench, AFileThatCannotBeReplacedStays) {
+  std::ofstream(file_) << "mine";
+  const auto failed =
+      test::shell("ulimit -f 0; " LOCKSTEP_BINARY_DIR "/bin/lockstep-bench " + file_);
+  EXPECT_EQ(failed.status, 1);
+  EXPECT_THAT(failed.said, HasSubstr("cannot be written: File too large: name another file"));
+  EXPECT_EQ(test::contents(file_), "mine");
+}
+
 TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
   const auto wrong = lockstep_tool("bench machine.json");
   EXPECT_EQ(wrong.status, 2) << wrong.said;
@@ -67,6 +77,9 @@ TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
   const auto nowhere = lockstep_tool("bench --to /nowhere/machine.json");
   EXPECT_EQ(nowhere.status, 2) << nowhere.said;
   EXPECT_THAT(nowhere.said, HasSubstr("nothing can be written into /nowhere"));
+  const auto folder = lockstep_tool("bench --to " + folder_.path());
+  EXPECT_EQ(folder.status, 2) << folder.said;
+  EXPECT_THAT(folder.said, HasSubstr("a folder: name a file in it"));
 }
 
 TEST_F(Bench, RanksOfSeveralHostsAreRefused) {

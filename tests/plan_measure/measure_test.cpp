@@ -120,12 +120,22 @@ TEST(Measure, AConvNetAndAResNetKeepWhatIsCounted) {
   test::isolated([] {
     const auto x = torch::randn({8, 3, 32, 32});
     const auto y = classes(8, 10);
-    models::ConvNet net(models::ConvNetOptions{.in_channels = 3, .channels = {16, 32}});
-    expect_as_counted(
-        *net, [&] { return torch::nn::functional::cross_entropy(net->forward(x), y); },
-        profile_of({.model = {.kind = "convnet", .convnet = {.channels = {16, 32}}}},
-                   {{3, 32, 32}, 10}),
-        8, Recomputed::Nothing, kConvolutions);
+    for (const bool batch_norm : {true, false}) {
+      models::ConvNet net(
+          models::ConvNetOptions{.in_channels = 3, .channels = {16, 32}, .batch_norm = batch_norm});
+      const auto profile =
+          profile_of({.model = {.kind = "convnet",
+                                .convnet = {.channels = {16, 32}, .batch_norm = batch_norm}}},
+                     {{3, 32, 32}, 10});
+      int64_t elements = 0, buffers = 0;
+      for (const auto& one : net->parameters()) elements += one.numel();
+      for (const auto& one : net->buffers()) buffers += one.numel();
+      EXPECT_EQ(profile.elements(), elements);
+      EXPECT_EQ(profile.buffer_elements, buffers);
+      expect_as_counted(
+          *net, [&] { return torch::nn::functional::cross_entropy(net->forward(x), y); }, profile,
+          8, Recomputed::Nothing, kConvolutions);
+    }
     models::ResNet18 resnet(models::ResNet18Options{.classes = 10, .small_images = true});
     expect_as_counted(
         *resnet, [&] { return torch::nn::functional::cross_entropy(resnet->forward(x), y); },

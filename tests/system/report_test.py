@@ -220,6 +220,36 @@ def test_of_two_ranks_the_slow_one_stands_out(folder):
     assert [one.get("data-slow") for one in Document(text).all("canvas")] == ["rank 1"]
 
 
+def test_the_shares_of_a_single_report_are_seen(folder):
+    write_log(folder / "a", reports=1)
+    subprocess.run([LOCKSTEP, "report", folder / "a"], capture_output=True, check=True)
+    text, said = browse(folder / "a" / "report.html", folder)
+    assert not said, said
+    (area,) = [one["d"] for one in Document(text).all("path") if one.get("fill") == "var(--compute)"]
+    across = [float(x) for x in re.findall(r"[ML]([\d.]+) ", area)]
+    assert max(across) - min(across) > 10, area
+
+
+def test_a_table_of_runs_has_their_values_of_the_same_step(folder):
+    """The second run reports every 20 steps, the first every 10."""
+    write_log(folder / "a", reports=10)
+    write_log(folder / "b", reports=5)
+    log = folder / "b" / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        line["step"] = 2 * line.get("step", 0)
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = folder / "report.html"
+    command = [LOCKSTEP, "report", folder / "a", "--compare", folder / "b", "-o", page]
+    subprocess.run(command, capture_output=True, check=True)
+    opened = "<script>for (const one of document.querySelectorAll('details')) one.open = true</script>"
+    page.write_text(page.read_text().replace("</body>", opened + "</body>"))
+    text, said = browse(page, folder)
+    assert not said, said
+    rows = re.findall(r'<tr><td class="n">(\d+)</td><td class="n">(.*?)</td><td class="n">(.*?)</td></tr>', text)
+    assert ("40", "0.5", "1") in rows and ("100", "0.2", "0.4") in rows, rows[:10]
+
+
 def test_ranks_that_left_are_no_crosses_and_names_spoil_no_chart(folder):
     """A restart on fewer ranks, and a value whose name has control characters."""
     write_log(folder / "a", ranks=4, reports=10)

@@ -237,6 +237,9 @@ TEST(LoadConfig, VariablesGoBeforeTheFile) {
   const std::string text = refusal("", {"parallel.backend=shm"});
   setenv("ACCELERATE_MIXED_PRECISION", "no", 1);
   const auto plain = read("mixed_precision: fp16", {"parallel.backend=gloo"});
+  setenv("LOCKSTEP_MIXED_PRECISION", "no", 1);
+  EXPECT_EQ(read("mixed_precision: fp16").mixed_precision.dtype, "no");
+  unsetenv("LOCKSTEP_MIXED_PRECISION");
   setenv("ACCELERATE_MIXED_PRECISION", "bf61", 1);
   const std::string wrong = refusal("");
   unsetenv("ACCELERATE_MIXED_PRECISION");

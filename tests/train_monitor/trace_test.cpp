@@ -129,6 +129,18 @@ TEST_F(Trace, ARunThatEndsBeforeLeavesWhatRankZeroDid) {
   EXPECT_EQ(ranks, (std::set<int>{0}));
 }
 
+TEST_F(Trace, ARunThatEndsBeforeItsFirstStepSaysSo) {
+  testing::internal::CaptureStderr();
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world, {.directory = folder_.path(), .trace_steps = {100, 110}});
+    monitor.step({});
+    monitor.finish();
+  });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("the run ended after step 1, and trace_steps begin with step 100"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.json"));
+}
+
 TEST_F(Trace, StepsThatCannotBeTracedAreRefused) {
   spawn(1, [&](World& world) {
     EXPECT_THROW(RunMonitor(world, {.trace_steps = {1, 2}}), ConfigError);  // no directory

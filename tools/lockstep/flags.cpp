@@ -55,6 +55,13 @@ const std::map<std::string, std::string>& flags_of_others() {
       "--rdzv-endpoint (docs/launching.md, Several hosts)";
   static const std::string variable =
       "ranks get the launcher's environment: write NAME=VALUE before lockstep {1}";
+  static const std::string ranks_of_host = "write --nproc-per-node {}, the ranks on this host";
+  static const std::string deepspeed =
+      "DeepSpeed is not supported: Fsdp and ZeroOptimizer shard what its stages shard "
+      "(docs/fsdp.md)";
+  static const std::string programs =
+      "the program decides that: give it to its Trainer (docs/trainer.md), or to lockstep train "
+      "(docs/configuration.md)";
   static const std::string needless = "it is mpirun's and not needed here: leave it out";
   static const std::map<std::string, std::string> flags = {
       {"-n", ranks},
@@ -89,6 +96,15 @@ const std::map<std::string, std::string>& flags_of_others() {
       {"-l", needless},
       {"--mca", needless},
       {"-mca", needless},
+      {"--gpus", ranks_of_host},
+      {"--num-gpus", ranks_of_host},
+      {"--num_gpus", ranks_of_host},
+      {"--use_deepspeed", deepspeed},
+      {"--deepspeed", deepspeed},
+      {"--zero_stage", deepspeed},
+      {"--gradient_accumulation_steps", programs},
+      {"--gradient_clipping", programs},
+      {"--enable_cpu_affinity", "write --bind numa"},
   };
   return flags;
 }
@@ -101,21 +117,35 @@ CLI::Validator validator(std::function<bool(const std::string&)> is_good, const 
       "");
 }
 
-// A key of the command's file as a flag: throws ConfigError that says how to set it.
-void refuse_key(const CLI::App& command, const std::string& flag, const std::string& value) {
-  std::string name = flag.substr(2);
-  std::replace(name.begin(), name.end(), '-', '_');
-  const auto overrides = train::overrides_for(name, value);
-  if (overrides.empty()) return;
-  throw ConfigError(fmt::format("[{0}] unknown flag {1}: write --set {2} (lockstep {0} --help)",
-                                command.get_name(), flag, fmt::join(overrides, " or --set ")));
-}
-
 std::optional<double> number_of(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0') return std::nullopt;
   return value;
+}
+
+// What was meant by the flag of `word`, which `command` does not know: how to set a key of its
+// file, or the nearest flag; "" for neither. `next`: the word after it, if any.
+std::string meant_by(const CLI::App& command, const std::string& word, const std::string& next) {
+  if (!word.starts_with("--")) return "";
+  const size_t equals = word.find('=');
+  const std::string name = word.substr(2, equals - std::min<size_t>(equals, 2));
+  if (command.get_option_no_throw("--set") != nullptr) {
+    std::string key = name;
+    std::replace(key.begin(), key.end(), '-', '_');
+    const bool is_value = !next.starts_with('-') || number_of(next);
+    const auto overrides = train::overrides_for(key, equals != word.npos ? word.substr(equals + 1)
+                                                     : is_value          ? next
+                                                                         : "");
+    if (!overrides.empty()) {
+      return fmt::format(": write --set {}", fmt::join(overrides, " or --set "));
+    }
+  }
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const auto& one : option->get_lnames()) known.push_back(one);
+  }
+  return hint_of(name, known, "; the nearest is --");
 }
 
 }  // namespace
@@ -242,23 +272,29 @@ void refuse_flag(const CLI::App& command, const std::string& word, const std::st
         fmt::format("[{}] {}: {}", command.get_name(), flag,
                     fmt::format(fmt::runtime(found->second), value, command.get_name())));
   };
-  refuse_as(name, equals == word.npos ? (number_of(next) ? next : "N") : word.substr(equals + 1));
-  if (!word.starts_with("--")) {
-    if (number_of(word.substr(2))) refuse_as(word.substr(0, 2), word.substr(2));
-    throw ConfigError(
-        fmt::format("[{0}] unknown flag {1} (lockstep {0} --help)", command.get_name(), name));
+  const std::string meant = meant_by(command, word, next);
+  if (!meant.starts_with(':')) {
+    refuse_as(name, equals == word.npos ? (number_of(next) ? next : "N") : word.substr(equals + 1));
   }
-  if (command.get_option_no_throw("--set") != nullptr) {
-    const bool is_value = !next.starts_with('-') || number_of(next);
-    refuse_key(command, name, equals != word.npos ? word.substr(equals + 1) : is_value ? next : "");
-  }
-  std::vector<std::string> known;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const auto& one : option->get_lnames()) known.push_back(one);
+  if (!word.starts_with("--") && number_of(word.substr(2))) {
+    refuse_as(word.substr(0, 2), word.substr(2));
   }
   throw ConfigError(fmt::format("[{0}] unknown flag {1}{2} (lockstep {0} --help)",
-                                command.get_name(), name,
-                                hint_of(name.substr(2), known, "; the nearest is --")));
+                                command.get_name(), name, meant));
+}
+
+std::string about_unknown_flag(const CLI::App& command, const std::vector<std::string>& words) {
+  for (size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
+    const std::string& word = words[i];
+    if (word.size() < 2 || word[0] != '-' || number_of(word)) continue;
+    bool value_follows = false;
+    if (option_of(command, word, value_follows) == nullptr) {
+      return word.substr(0, word.find('=')) +
+             meant_by(command, word, i + 1 < words.size() ? words[i + 1] : "");
+    }
+    if (value_follows) ++i;
+  }
+  return "";
 }
 
 std::shared_ptr<CLI::FormatterBase> flag_formatter(const std::string& usage) {

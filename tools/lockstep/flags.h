@@ -45,6 +45,10 @@ const CLI::Option* option_of(const CLI::App& command, const std::string& word, b
 [[noreturn]] void refuse_flag(const CLI::App& command, const std::string& word,
                               const std::string& next);
 
+// The first of `words` that is a flag and none of the command's, with what was meant by it:
+// "--bath; the nearest is --batch". "" where there is none.
+std::string about_unknown_flag(const CLI::App& command, const std::vector<std::string>& words);
+
 // The group of the flags that are taken but not shown by --help. CLI11's own way of hiding them, an
 // empty group, also takes their names out of error messages.
 constexpr const char* kHidden = "Hidden";

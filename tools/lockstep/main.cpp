@@ -56,6 +56,30 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   return fmt::format(" (from {})", variable);
 }
 
+// `what` CLI11 has said of the words, with what was meant by a flag that is unknown, and where to
+// read on.
+std::string explained(const CLI::App& program, std::string what,
+                      const std::vector<std::string>& words) {
+  const CLI::App* command = &program;
+  std::string line = "lockstep";
+  size_t parts = 0;
+  for (; parts < words.size(); ++parts) {
+    const auto named = command->get_subcommands(
+        [&](const CLI::App* one) { return one->get_name() == words[parts]; });
+    if (named.empty()) break;
+    command = named.front();
+    line += " " + words[parts];
+  }
+  const auto unknown = tool::about_unknown_flag(
+      *command, {words.begin() + static_cast<std::ptrdiff_t>(parts), words.end()});
+  const std::string flag = unknown.substr(0, unknown.find_first_of(":; "));
+  if (!unknown.empty()) {
+    const bool is_named = what.find(flag) != what.npos;
+    what += is_named ? unknown.substr(flag.size()) : "; unknown flag " + unknown;
+  }
+  return what.find("--help") != what.npos ? what : fmt::format("{} ({} --help)", what, line);
+}
+
 // The first word is not a command: what was meant?
 [[noreturn]] void refuse_command(const tool::RunCommand& command,
                                  const std::vector<std::string>& words) {
@@ -150,7 +174,8 @@ int run(std::vector<std::string> words) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return program.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return complain(error.what() + source_of(error.what(), given), kWrongUsage);
+    return complain(explained(program, error.what() + source_of(error.what(), given), given),
+                    kWrongUsage);
   }
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 
+#include "core/counted.h"
 #include "lockstep/core/error.h"
 #include "lockstep/text/token_files.h"
 #include "lockstep/text/tokenizer.h"
@@ -33,8 +34,13 @@ std::vector<std::string> all_files(const std::vector<std::string>& given) {
       continue;
     }
     std::vector<std::string> within;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-      if (entry.is_regular_file()) within.push_back(entry.path().string());
+    try {
+      for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+        if (entry.is_regular_file()) within.push_back(entry.path().string());
+      }
+    } catch (const std::filesystem::filesystem_error& error) {
+      throw DataError(
+          fmt::format("[tokenize] {}: a folder cannot be read: {}", path, error.code().message()));
     }
     std::sort(within.begin(), within.end());
     out.insert(out.end(), within.begin(), within.end());
@@ -146,8 +152,8 @@ int TokenizeCommand::carry_out() {
     throw DataError(fmt::format("[tokenize] {}: all texts are empty", fmt::join(files_, ", ")));
   }
   const int64_t tokens = writer.finish();
-  fmt::print("{}: {} documents, {} bytes, {} tokens of {}\n", to_, count, bytes, tokens,
-             tokenizer->size());
+  fmt::print("{}: {}, {}, {} of {}\n", to_, counted(count, "document"), counted(bytes, "byte"),
+             counted(tokens, "token"), tokenizer->size());
   return 0;
 }
 

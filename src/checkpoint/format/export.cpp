@@ -201,6 +201,10 @@ std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected
 void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
                 const std::map<std::string, std::string>& metadata, Existing existing,
                 FileSystem& files) {
+  if (files.list(path)) {
+    throw CheckpointError(fmt::format(
+        "[checkpoint] {}: is a folder: name a file in it, as {}/model.safetensors", path, path));
+  }
   if (existing == Existing::Error && is_there(files, path)) refuse(path);
   const Temporary temporary(files);
   try {

@@ -25,6 +25,7 @@ int write_all(const std::string& path, int flags, std::string_view bytes) {
   }
   // What a disk over the network has no room for may be said only now.
   if (close(fd) != 0 && error == 0) error = errno;
+  if (error != 0 && (flags & O_CREAT) != 0) unlink(path.c_str());
   return error;
 }
 
@@ -44,9 +45,15 @@ int write_whole_file(const std::string& path, std::string_view bytes) {
   const std::string target = none ? path : there.string();
   const std::string unfinished = fmt::format("{}.{}", target, getpid());
   int error = write_all(unfinished, O_CREAT | O_TRUNC, bytes);
-  if (error == 0 && std::rename(unfinished.c_str(), target.c_str()) != 0) error = errno;
-  if (error != 0) unlink(unfinished.c_str());
+  if (error == 0 && std::rename(unfinished.c_str(), target.c_str()) != 0) {
+    error = errno;
+    unlink(unfinished.c_str());
+  }
   return error;
+}
+
+int write_new_file(const std::string& path, std::string_view bytes) {
+  return write_all(path, O_CREAT | O_EXCL, bytes);
 }
 
 void remove_whole_file(const std::string& path) {

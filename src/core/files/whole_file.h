@@ -15,6 +15,10 @@ bool is_stream(const std::string& path);
 // after which `path` is as it was.
 [[nodiscard]] int write_whole_file(const std::string& path, std::string_view bytes);
 
+// Makes a file, and nothing in the place of another one: EEXIST where anything is there, be it a
+// link that leads nowhere. After another error there is none.
+[[nodiscard]] int write_new_file(const std::string& path, std::string_view bytes);
+
 // Takes away what write_whole_file() would replace: a file, or the bytes of that to which a link
 // leads. A stream stays as it is. What fails, writing says better.
 void remove_whole_file(const std::string& path);

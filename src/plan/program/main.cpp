@@ -2,10 +2,11 @@
 // write; without one it prints.
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
-#include <fstream>
 #include <string>
 
+#include "core/files/whole_file.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/bench.h"
@@ -20,13 +21,11 @@ int main(int argc, char** argv) try {
     std::fputs(text.c_str(), stdout);
     return 0;
   }
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    throw lockstep::ConfigError("[bench] " + path +
-                                ": cannot be written: name another file by --to");
+  if (const int error = lockstep::write_whole_file(path, text); error != 0) {
+    throw lockstep::ConfigError("[bench] " + path + ": cannot be written: " + std::strerror(error) +
+                                ": name another file by --to");
   }
+  if (lockstep::is_stream(path)) return 0;
   std::printf("wrote %s; lockstep plan run.yaml --machine %s reads it\n", path.c_str(),
               path.c_str());
   return 0;

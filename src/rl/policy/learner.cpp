@@ -10,6 +10,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/counted.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel/activation_checkpointing.h"
@@ -85,8 +86,8 @@ void check(const LearnerOptions& options) {
 Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
                     const std::function<std::vector<Played>(const std::vector<Planned>&)>& play) {
   if (plan.lanes < group.size()) {
-    throw ConfigError(fmt::format("[rollout] {} lanes for {} ranks: each rank needs one",
-                                  plan.lanes, group.size()));
+    throw ConfigError(fmt::format("[rollout] {} for {} ranks: each rank needs one",
+                                  counted(plan.lanes, "lane"), group.size()));
   }
   if (plan.group_size < 1) {
     throw ConfigError(fmt::format("[rollout] group_size = {}: above 0", plan.group_size));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/counted.h"
 #include "lockstep/rl/run.h"
 #include "rl/run/plan.h"
 #include "rl/run/policy.h"
@@ -22,10 +23,10 @@ struct Phase {
 };
 
 std::string stage_line(const StagePlan& stage, const RunOptions& o) {
-  std::string out =
-      fmt::format("  {}: {} tasks to learn from, {} to {}, in {} iterations of {} x {} episodes",
-                  stage.id, stage.learning.size(), name_of(stage.learning.front()),
-                  name_of(stage.learning.back()), stage.iterations, o.prompts, o.group_size);
+  std::string out = fmt::format("  {}: {} tasks to learn from, {} to {}, in {} of {} x {} episodes",
+                                stage.id, stage.learning.size(), name_of(stage.learning.front()),
+                                name_of(stage.learning.back()),
+                                counted(stage.iterations, "iteration"), o.prompts, o.group_size);
   if (o.ramp > 0) {
     out += fmt::format(", with tasks of level 1 among the first {}",
                        std::min(o.ramp, stage.iterations));
@@ -72,8 +73,8 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
 }
 
 Phase iteration(const RunOptions& o, int64_t iterations) {
-  Phase out{fmt::format("{} iterations, each", iterations), {}};
-  add_rollout(out, o, fmt::format("{} episodes", o.prompts * o.group_size));
+  Phase out{fmt::format("{}, each", counted(iterations, "iteration")), {}};
+  add_rollout(out, o, counted(o.prompts * o.group_size, "episode"));
   out.calls.push_back({"all_gather_bytes", "lanes", "whether all have those that they played"});
   if (has_reference(o) && reference_place(o) != ReferencePlace::Resident) {
     out.calls.push_back({"all_gather", "units", "blocks of the reference, for each lane"});
@@ -107,7 +108,7 @@ Phase evaluation(const Curriculum& curriculum, const RunOptions& o) {
 }
 
 Phase save(const RunOptions& o) {
-  return {fmt::format("after {} iterations and each stage", o.save_every),
+  return {fmt::format("after {} and each stage", counted(o.save_every, "iteration")),
           {{"broadcast_bytes", "state", "where the run stands"},
            {"gather_bytes", "checkpoint: written", "what each rank has written"},
            {"broadcast_bytes", "checkpoint: published", "whether all is well"}}};
@@ -133,8 +134,8 @@ std::string describe_run(const Course& course, const RunOptions& given, int64_t 
   int64_t iterations = 0;
   for (const auto& stage : curriculum.stages) iterations += stage.iterations;
   std::string out = curriculum_text(curriculum, options);
-  out += fmt::format("collectives of {} rank{} with {} lanes, {}, in this order on each of them:\n",
-                     ranks, ranks == 1 ? "" : "s", options.lanes, options.parallel);
+  out += fmt::format("collectives of {} with {}, {}, in this order on each of them:\n",
+                     counted(ranks, "rank"), counted(options.lanes, "lane"), options.parallel);
   for (const auto& phase :
        {start(options), iteration(options, iterations), evaluation(curriculum, options),
         save(options), stage_end(curriculum, options)}) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "core/counted.h"
 #include "core/hash/sha256.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/core/error.h"
@@ -317,8 +318,8 @@ class Run {
   }
 
   void say_header(bool resumed) const {
-    say("three_domain: {}, {} lanes, {} parameters, vocabulary {}, {}, {}", world_.describe(),
-        options_.lanes, models::parameter_count(net_->options), tokenizer_->size(),
+    say("three_domain: {}, {}, {} parameters, vocabulary {}, {}, {}", world_.describe(),
+        counted(options_.lanes, "lane"), models::parameter_count(net_->options), tokenizer_->size(),
         options_.parallel, options_.precision);
     for (const auto& [name, value] : options_.as_text()) {
       const auto origin = options_.origins.find(name);
@@ -406,15 +407,15 @@ class Run {
     }
     if (result_.preempted) {
       warn_of(problem);
-      say("saved after {} iterations; --resume continues the run", state_.iterations);
+      say("saved after {}; --resume continues the run", counted(state_.iterations, "iteration"));
       return;
     }
     if (!problem.empty()) problem += "; a checkpoint has all of the run: --resume writes it";
     throw_on_all(problem);
     if (!metrics_.empty()) say("{}", summary_text(metrics_));
     if (trajectories_.lost() > 0)
-      say("trajectories.jsonl lacks {} episodes, for which the disk had no room",
-          trajectories_.lost());
+      say("trajectories.jsonl lacks {}, for which the disk had no room",
+          counted(trajectories_.lost(), "episode"));
     say("parameters {:016x}", result_.fingerprint);
   }
 

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/counted.h"
 #include "lockstep/core/place.h"
 
 namespace lockstep::train {
@@ -140,9 +141,9 @@ void lanes(const RunConfig& config, const Refuse& refuse) {
       number_from_digits(config.launch.nnodes.substr(0, config.launch.nnodes.find(':')));
   if (!ranks || !hosts || *ranks * *hosts <= parallel.lanes || !launcher_of_rank().empty()) return;
   refuse("parallel.lanes",
-         fmt::format("{} lanes for {} ranks (launch.nproc_per_node{}): at least "
-                     "as many",
-                     parallel.lanes, *ranks * *hosts, *hosts > 1 ? ", launch.nnodes" : ""));
+         fmt::format("{} for {} ranks (launch.nproc_per_node{}): at least as many",
+                     counted(parallel.lanes, "lane"), *ranks * *hosts,
+                     *hosts > 1 ? ", launch.nnodes" : ""));
 }
 
 }  // namespace

@@ -63,7 +63,11 @@ ConfigSource read_source(const std::string& path) {
     if (!source) throw ConfigError(fmt::format("{}: {} is damaged", about, *kept));
     if (source->name == path) return *source;
   }
-  return {.name = path, .text = read_file(path, "[config] " + path)};
+  const bool is_missing = access(path.c_str(), F_OK) != 0;
+  return {
+      .name = path,
+      .text = read_file(path, "[config] " + path,
+                        is_missing ? "`lockstep config init FILE` writes one to start from" : "")};
 }
 
 std::string keep_source(const ConfigSource& source) {

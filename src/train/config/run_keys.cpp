@@ -31,8 +31,9 @@ void add_run_keys(KeyList& keys) {
       "After the run the model is that of the best checkpoint: the program's, that in the folder "
       "`model` of a transformer's run, and what `lockstep export RUN` writes of any; the "
       "checkpoints stay.");
-  keys.add("save_on_preemption", AT(checkpoint.save_on_preemption),
-           "Save, then leave, when the job is told to stop.");
+  keys.add(
+      "save_on_preemption", AT(checkpoint.save_on_preemption),
+      "Save, then leave, when the job is told to stop (SIGTERM or SIGUSR1; docs/resuming.md).");
 
   keys.section("logging");
   keys.add("logging_steps", AT(logging.logging_steps),

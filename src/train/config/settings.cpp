@@ -312,10 +312,10 @@ void Settings::read_environment() {
   } else if (tls) {
     refuse("LOCKSTEP_TLS", *tls, "neither 0 nor 1");
   }
-  // accelerate's, which `lockstep run --config_file` sets for the ranks. It writes "no" when
-  // nothing was said.
+  // accelerate's, which `lockstep run --config_file` sets for the ranks. It is "no" also when
+  // nothing was said, other than by a flag, of which ours tells.
   const auto precision = env_text("ACCELERATE_MIXED_PRECISION");
-  if (precision && *precision != "no") {
+  if (precision && (*precision != "no" || env_text("LOCKSTEP_MIXED_PRECISION") == "no")) {
     take("ACCELERATE_MIXED_PRECISION", "mixed_precision.dtype", *precision);
   }
   // With accelerate's words.

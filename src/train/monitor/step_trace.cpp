@@ -234,9 +234,17 @@ void StepTrace::after_step(int64_t step) {
 }
 
 void StepTrace::end(int64_t step) {
-  if (std::exchange(is_over_, true) || !is_recording_) return;
+  if (std::exchange(is_over_, true)) return;
+  const bool has_begun = is_recording_;
   const Recorded recorded = stop();
   if (!world_.is_main()) return;
+  if (!has_begun) {
+    log::warn(fmt::format(
+        "[monitor] the run ended after step {}, and trace_steps begin with step {}: there is no "
+        "trace.json; give steps that the run makes",
+        step, steps_.first));
+    return;
+  }
   log::warn(fmt::format(
       "[monitor] the run ended after step {}, and the trace was to last until step {}: it has what "
       "rank 0 did until then",

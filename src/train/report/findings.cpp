@@ -269,7 +269,9 @@ void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
          fmt::format("The slowest, {}, works {} a step longer than the others, {:.2f} times as "
                      "long{}.",
                      rank_of(run, slowest), short_time(longer), times,
-                     was_slow ? "; a warning says which rank was slow for a time" : "")});
+                     was_slow        ? "; a warning says which rank was slow for a time"
+                     : times > kSlow ? ", of a time that is too short to matter"
+                                     : "")});
   }
 }
 

@@ -109,8 +109,8 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
   }
   std::vector<std::string> lines;
   lines.push_back(fmt::format(
-      "{}: {} parameters; {}: {} samples{}", config.model.kind, with_commas(parameters),
-      config.data.kind, with_commas(data.training->size()),
+      "{}: {}; {}: {}{}", config.model.kind, counted(parameters, "parameter"), config.data.kind,
+      counted(data.training->size(), "sample"),
       options.evaluation.data
           ? fmt::format(", evaluated on {}", with_commas(options.evaluation.data.dataset()->size()))
           : ", not evaluated"));

@@ -186,6 +186,18 @@ TEST_F(AccelerateJob, FlagsWinOverTheEnvironmentAndThatOverTheFile) {
   EXPECT_EQ(seen({"--config_file", path, "--mixed_precision=no"}), "1 0 no False\n");
 }
 
+// ACCELERATE_MIXED_PRECISION is no where nothing was said, too.
+TEST_F(AccelerateJob, RanksKnowWhetherNoWasSaid) {
+  const auto seen = [](std::vector<std::string> args) {
+    args.insert(args.begin(), {"run", "--num_processes=1"});
+    args.insert(args.end(), {"sh", "-c", "echo said $LOCKSTEP_MIXED_PRECISION"});
+    return Job(args).wait().out;
+  };
+  EXPECT_EQ(seen({"--mixed_precision=no"}), "said no\n");
+  EXPECT_EQ(seen({"--mixed_precision=bf16"}), "said\n");
+  EXPECT_EQ(seen({"--config_file", file("mixed_precision: 'no'\n")}), "said\n");
+}
+
 TEST_F(AccelerateJob, FlagsOfTheCommandLineWinOverTorchrunsVariables) {
   const Settings settings{.environment = {{"PET_NPROC_PER_NODE", "3"}}};
   EXPECT_EQ(lines_of(Job({"run", "--num_processes=2", "echo", "x"}, settings).wait().out).size(),

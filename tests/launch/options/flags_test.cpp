@@ -179,6 +179,14 @@ TEST(Flags, ThoseOfMpirunSayWhatToWrite) {
   expect_usage_error({"run", "--oversubscribe", "true"}, "leave it out");
   expect_usage_error({"run", "-q", "true"}, "unknown flag -q (lockstep run --help)");
 }
+TEST(Flags, ThoseOfAccelerateThatAreNotTheLaunchersSayWhose) {
+  expect_usage_error({"run", "--num_gpus", "2", "true"}, "write --nproc-per-node 2");
+  expect_usage_error({"run", "--use_deepspeed", "true"}, "DeepSpeed is not supported");
+  expect_usage_error({"run", "--gradient_accumulation_steps=4", "true"}, "give it to its Trainer");
+  expect_usage_error({"train", "run.yaml", "--gradient_accumulation_steps=4"},
+                     "write --set training.gradient_accumulation_steps=4");
+  expect_usage_error({"run", "--enable_cpu_affinity", "true"}, "write --bind numa");
+}
 TEST(Flags, AWrongNumberIsToldWhatItMayBe) {
   expect_usage_error({"run", "--max-restarts", "x", "true"},
                      "--max-restarts: 'x': give a whole number from 0 to 1000000");

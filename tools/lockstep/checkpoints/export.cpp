@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/commands.h"
+#include "core/counted.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::tool {
@@ -71,7 +72,7 @@ int write(const Output& output, bool is_file, const std::string& best = "") {
   int64_t bytes = 0;
   for (const auto& tensor : tensors)
     bytes += tensor.dtype.bytes() * checkpoint::elements(tensor.sizes);
-  const size_t count = tensors.size();
+  const auto count = std::ssize(tensors);
   const auto metadata = metadata_of(*files, selected);
   if (is_file) {
     checkpoint::write_file(output.to, std::move(tensors), metadata, existing(output));
@@ -80,7 +81,8 @@ int write(const Output& output, bool is_file, const std::string& best = "") {
     if (output.max_shard_bytes > 0) options.max_shard_bytes = output.max_shard_bytes;
     write_folder(without_end_slash(output.to), std::move(tensors), options, existing(output));
   }
-  fmt::print("{}: {} tensors, {}, of {}{}\n", output.to, count, text_of_bytes(bytes), files->path(),
+  fmt::print("{}: {}, {}, of {}{}\n", output.to, counted(count, "tensor"), text_of_bytes(bytes),
+             files->path(),
              best.empty() ? "" : ", the best one, as checkpoint.restore_best has it");
   return 0;
 }
@@ -149,10 +151,10 @@ class Report {
     fmt::print("{}\n", fmt::format(text, std::forward<Args>(args)...));
     ++count_;
   }
-  size_t count() const { return count_; }
+  int64_t count() const { return count_; }
 
  private:
-  size_t count_ = 0;
+  int64_t count_ = 0;
 };
 
 void compare_values(const TensorFiles& a, const TensorFiles& b, Report& report) {
@@ -201,7 +203,7 @@ int compare(const Comparison& comparison) {
                     a->path(), b->path(), fmt::join(comparison.only, ", ")));
   }
   Report report;
-  size_t same = 0;
+  int64_t same = 0;
   for (const auto& [name, stored] : of_a) {
     const auto other = of_b.find(name);
     if (other == of_b.end()) {
@@ -220,7 +222,8 @@ int compare(const Comparison& comparison) {
   if (comparison.only.empty() && a->manifest() != nullptr && b->manifest() != nullptr) {
     compare_values(*a, *b, report);
   }
-  fmt::print("{} tensors are the same, {} differences\n", same, report.count());
+  fmt::print("{} {} the same, {}\n", counted(same, "tensor"), same == 1 ? "is" : "are",
+             counted(report.count(), "difference"));
   return report.count() == 0 ? 0 : 1;
 }
 

@@ -6,8 +6,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "checkpoints/commands.h"
+#include "core/counted.h"
+#include "core/number.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/export.h"
 #include "lockstep/checkpoint/tensor_files.h"
@@ -39,8 +42,24 @@ struct ToJson {
   }
 };
 
+// The numbers of a text that has them with all their bits ("a\t0x1.8p-3\n") as they are read: "a
+// 0.1875". Other texts stay as they are.
+std::string with_decimals(const std::string& text) {
+  std::istringstream words(text);
+  std::string all;
+  bool has_any = false;
+  for (std::string word; words >> word;) {
+    const bool is_hexadecimal = word.starts_with("0x") || word.starts_with("-0x");
+    const bool has_exponent = is_hexadecimal && word.find('p') != word.npos;
+    const auto number = has_exponent ? number_from(word) : std::nullopt;
+    has_any = has_any || number;
+    all += (all.empty() ? "" : " ") + (number ? fmt::format("{}", *number) : word);
+  }
+  return has_any ? all : text;
+}
+
 struct ToText {
-  std::string operator()(const std::string& value) const { return value; }
+  std::string operator()(const std::string& value) const { return with_decimals(value); }
   std::string operator()(bool value) const { return value ? "true" : "false"; }
   template <class T>
   std::string operator()(const std::vector<T>& values) const {
@@ -103,11 +122,10 @@ void print_head(const TensorFiles& files) {
   int64_t bytes = 0;
   for (const auto& [name, count] : files.files()) bytes += count;
   if (const auto* manifest = files.manifest()) {
-    fmt::print(" of step {}, save {}, by {} rank{}", manifest->step, manifest->save,
-               manifest->world, manifest->world == 1 ? "" : "s");
+    fmt::print(" of step {}, save {}, by {}", manifest->step, manifest->save,
+               counted(manifest->world, "rank"));
   }
-  fmt::print(", {} file{}, {}\n", files.files().size(), files.files().size() == 1 ? "" : "s",
-             text_of_bytes(bytes));
+  fmt::print(", {}, {}\n", counted(std::ssize(files.files()), "file"), text_of_bytes(bytes));
   if (const auto* manifest = files.manifest()) {
     for (const auto& [name, value] : manifest->metrics) {
       fmt::print("metric {} {}\n", printable(name), value);
@@ -132,7 +150,7 @@ void print_tensors(const TensorFiles& files, const checkpoint::Selected& selecte
   for (const auto& [name, target] : selected.aliases) {
     fmt::print("  {:{}}  is {}\n", printable(name), widest, printable(target));
   }
-  fmt::print("{} tensors, {}\n", selected.tensors.size(),
+  fmt::print("{}, {}\n", counted(std::ssize(selected.tensors), "tensor"),
              text_of_bytes(total_bytes(files, selected)));
 }
 
@@ -163,9 +181,7 @@ void print_others(const std::string& run) {
 // How many findings there are.
 size_t print_findings(const std::string& name, const std::vector<std::string>& findings) {
   fmt::print("{}: {}\n", name,
-             findings.empty() ? "whole"
-                              : fmt::format("DAMAGED, {} finding{}", findings.size(),
-                                            findings.size() == 1 ? "" : "s"));
+             findings.empty() ? "whole" : "DAMAGED, " + counted(std::ssize(findings), "finding"));
   for (const auto& finding : findings) fmt::print("  {}\n", printable(finding));
   return findings.size();
 }

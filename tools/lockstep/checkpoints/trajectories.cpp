@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/commands.h"
+#include "core/counted.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::tool {
@@ -78,10 +79,10 @@ int inspect_trajectories(const std::string& path, int64_t episode) {
     }
   }
   if (episode > 0) {
-    throw ConfigError(
-        fmt::format("[inspect] --episode {}: {} has {} episodes", episode, path, number));
+    throw ConfigError(fmt::format("[inspect] --episode {}: {} has {}", episode, path,
+                                  counted(number, "episode")));
   }
-  fmt::print("{}: {} episodes\n", path, number);
+  fmt::print("{}: {}\n", path, counted(number, "episode"));
   for (const auto& [place, of] : groups) {
     std::string ends;
     for (const auto& [name, count] : of.ends) ends += fmt::format("  {} {}", name, count);

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "beside.h"
+#include "core/files/whole_file.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::tool {
@@ -50,8 +51,11 @@ int BenchCommand::carry_out() {
   std::vector<std::string> command = {program_beside("lockstep-bench", "bench")};
   if (!to_.empty()) {
     // Known before anything is measured.
+    if (std::filesystem::is_directory(to_)) {
+      throw ConfigError(fmt::format("[bench] --to {}: a folder: name a file in it", to_));
+    }
     const auto folder = std::filesystem::absolute(to_).parent_path();
-    if (access(folder.c_str(), W_OK) != 0) {
+    if (!is_stream(to_) && access(folder.c_str(), W_OK) != 0) {
       throw ConfigError(fmt::format("[bench] --to {}: nothing can be written into {}: {}", to_,
                                     folder.string(), std::strerror(errno)));
     }

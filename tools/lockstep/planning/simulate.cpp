@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "core/counted.h"
 #include "core/files/whole_file.h"
 #include "core/nearest.h"
 #include "flags.h"
@@ -160,9 +161,8 @@ int SimulateCommand::carry_out() const {
              plan.best) {
     strategy = plan.best->strategy;
   } else {
-    fmt::print(stderr,
-               "lockstep: nothing fits on {} ranks (lockstep plan says why); simulated as Ddp\n",
-               ranks);
+    fmt::print(stderr, "lockstep: nothing fits on {} (lockstep plan says why); simulated as Ddp\n",
+               counted(ranks, "rank"));
   }
   const auto out = plan::simulate(profile, training, strategy, machine, ranks,
                                   {.steps = steps_,
@@ -192,9 +192,9 @@ int SimulateCommand::carry_out() const {
     fmt::print("{}\n", all.dump(2));
     return 0;
   }
-  fmt::print("{} on {} rank{} of {}, {}: {} a step over {} steps\n", profile.name, ranks,
-             ranks == 1 ? "" : "s", machine.device.name, plan::name_of(strategy),
-             seconds_text(mean), out.steps.size());
+  fmt::print("{} on {} of {}, {}: {} a step over {}\n", profile.name, counted(ranks, "rank"),
+             machine.device.name, plan::name_of(strategy), seconds_text(mean),
+             counted(steps_, "step"));
   fmt::print(
       "  the median rank computes {}, and waits {} ({}); collectives take {}; rank {} is the "
       "slowest\n",
@@ -211,19 +211,21 @@ int SimulateCommand::carry_out() const {
   }
   const auto& run = table.run;
   const std::string work = seconds_text(work_hours_ * 3600);
-  fmt::print("\nSome rank fails every {}. {} of work with a checkpoint every {} ({:.0f} steps): ",
+  const double between = std::max(1.0, std::round(table.chosen / mean));
+  fmt::print("\nSome rank fails every {}. {} of work with a checkpoint every {} ({:.0f} step{}): ",
              seconds_text(table.reliability.failure_interval()), work, seconds_text(table.chosen),
-             std::max(1.0, table.chosen / mean));
+             between, between == 1 ? "" : "s");
   const std::string spent = fmt::format("{} lost, {} saving, {} restarting", seconds_text(run.lost),
                                         seconds_text(run.saving), seconds_text(run.restarting));
   if (run.done < work_hours_ * 3600) {
     fmt::print(
-        "not done after {} failures, at which the simulation ends: {} of {} in {} ({}). Save and "
+        "not done after {}, at which the simulation ends: {} of {} in {} ({}). Save and "
         "restart faster, or use fewer ranks\n",
-        run.failures, seconds_text(run.done), work, seconds_text(run.seconds), spent);
+        counted(run.failures, "failure"), seconds_text(run.done), work, seconds_text(run.seconds),
+        spent);
     return 0;
   }
-  fmt::print("{} failures, {} in all, goodput {:.2f} % ({})\n", run.failures,
+  fmt::print("{}, {} in all, goodput {:.2f} % ({})\n", counted(run.failures, "failure"),
              seconds_text(run.seconds), 100 * run.goodput, spent);
   return 0;
 }

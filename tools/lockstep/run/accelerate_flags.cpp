@@ -111,9 +111,12 @@ void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
   }
   auto variables = settings.environment();
   if (threads_ > 0) variables["OMP_NUM_THREADS"] = std::to_string(threads_);
+  // accelerate's variable is no also where nothing was said.
+  if (precision_ == "no") variables["LOCKSTEP_MIXED_PRECISION"] = precision_;
   // What a flag says goes before the environment, what the file says behind it. They are set here,
   // too: GPUs are counted, and a run's file is checked, with what the ranks will find.
   const std::map<std::string, bool> by_flag = {{"ACCELERATE_MIXED_PRECISION", !precision_.empty()},
+                                               {"LOCKSTEP_MIXED_PRECISION", !precision_.empty()},
                                                {"ACCELERATE_USE_CPU", cpu_},
                                                {"ACCELERATE_USE_FSDP", fsdp_},
                                                {"CUDA_VISIBLE_DEVICES", !gpus_.empty()},

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 
 #include "core/files/whole_file.h"
 #include "core/nearest.h"
@@ -96,14 +96,14 @@ int ConfigCommands::init() {
     fmt::print("{}", text);
     return 0;
   }
-  std::error_code ignored;
-  const auto there = std::filesystem::symlink_status(new_file_, ignored);
-  if (!force_ && std::filesystem::exists(there)) {
+  const int error = force_ ? write_whole_file(new_file_, text) : write_new_file(new_file_, text);
+  if (error == EEXIST && !force_) {
     throw ConfigError(
         fmt::format("[config] init: {} is there already; --force replaces it", new_file_));
   }
-  if (const int error = write_whole_file(new_file_, text); error != 0) {
-    throw Error(fmt::format("[config] init: {}: {}", new_file_, std::strerror(error)));
+  if (error != 0) {
+    throw Error(
+        fmt::format("[config] init: {}: {}; name another file", new_file_, std::strerror(error)));
   }
   fmt::print("wrote {}; train with: lockstep train {}\n", new_file_, new_file_);
   return 0;

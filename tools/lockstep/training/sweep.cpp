@@ -16,6 +16,7 @@
 #include <set>
 #include <utility>
 
+#include "core/counted.h"
 #include "core/files/whole_file.h"
 #include "flags.h"
 #include "launch/job/run.h"
@@ -343,7 +344,10 @@ int SweepCommand::carry_out() {
   for (const SweepRun& run : runs) {
     std::error_code error;
     const bool is_new = fs::create_directories(run.folder, error);
-    if (error) throw Error(fmt::format("[sweep] {}: {}", run.folder, error.message()));
+    if (error) {
+      throw Error(fmt::format("[sweep] {}: {}: name another folder with --out", run.folder,
+                              error.message()));
+    }
     // What an earlier sweep has left would count as this one's.
     if (!is_new) {
       throw ConfigError(
@@ -352,8 +356,7 @@ int SweepCommand::carry_out() {
                       run.folder, out_));
     }
   }
-  fmt::print("{} run{}, {} at a time, in {}\n", runs.size(), runs.size() == 1 ? "" : "s", jobs,
-             out_);
+  fmt::print("{}, {} at a time, in {}\n", counted(std::ssize(runs), "run"), jobs, out_);
   std::fflush(stdout);
   const int threads = std::max(1, cores / (jobs * ranks_));
   const int signal = tool::carry_out(

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "core/counted.h"
 #include "core/process/standard_streams.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -70,7 +71,9 @@ void LogFile::take(const LogRecord& record, double unix_seconds, uint64_t missin
   missing_ += missing;
   if (missing_ > 0) {
     const Event event{.kind = "warning",
-                      .text = fmt::format("{} lines of this log are missing here", missing_),
+                      .text = fmt::format("{} of this log {} missing here",
+                                          counted(static_cast<int64_t>(missing_), "line"),
+                                          missing_ == 1 ? "is" : "are"),
                       .advice = "Make room on the log's disk, or log less often."};
     if (write_line(log_line(event, unix_seconds))) missing_ = 0;
   }

@@ -176,6 +176,8 @@
     return svg;
   };
 
+  // Runs may report at different steps.
+  const nearest = (points, at) => points.reduce((a, b) => (Math.abs(middle(b) - at) < Math.abs(middle(a) - at) ? b : a), points[0]);
   // Lines: each of { label, swatch, points: [[first, last, mean, least, most], ...] }. Of a point whose mean is null no value was a
   // number; one whose mean is undefined is not there.
   const noted = (value, unit) => (value === null ? "not a number" : value === undefined ? "—" : units[unit](value));
@@ -211,12 +213,10 @@
       for (const point of points) if (point[2] === null) make("text", { x: x(middle(point)), y: frame.top + 10, "text-anchor": "middle", style: "fill: var(--bad); font-weight: 700" }, svg).textContent = "×";
     }
     tips(plot, svg, width, height, own.length, (index) => x(middle(own[index])), (index) => steps(own[index]) + all.map((one) => {
-      const at = middle(own[index]);
-      const point = one.points.reduce((a, b) => (Math.abs(middle(b) - at) < Math.abs(middle(a) - at) ? b : a), one.points[0]);
-      return "\n" + one.label + " " + noted(point[2], spec.unit);
+      return "\n" + one.label + " " + noted(nearest(one.points, middle(own[index]))[2], spec.unit);
     }).join(""));
     if (all.length > 1) legend(plot, all.map((one) => [one.label, one.swatch]));
-    figures(plot, ["step", ...all.map((one) => one.label)], own.map((p, i) => [whole(p[1]), ...all.map((one) => { const q = one.points[i]; return q ? noted(q[2], spec.unit) : ""; })]));
+    figures(plot, ["step", ...all.map((one) => one.label)], own.map((p) => [whole(p[1]), ...all.map((one) => { const q = nearest(one.points, middle(p)); return p[0] <= one.points[one.points.length - 1][1] ? noted(q[2], spec.unit) : ""; })]));
   };
 
   // Of a name, in all runs.
@@ -235,7 +235,8 @@
       const lower = points.map((p, i) => [middle(p), below[i]]);
       points.forEach((p, i) => { below[i] += p[2][k]; });
       const upper = points.map((p, i) => [middle(p), below[i]]);
-      if (points.length === 1) { lower.push([lastStep, lower[0][1]]); upper.push([lastStep, upper[0][1]]); }
+      // An area of one point has no width: it is shown as a bar.
+      for (const edge of [lower, upper]) if (points.length === 1) edge.unshift([edge[0][0] - lastStep / 20, edge[0][1]]);
       make("path", { d: path(upper, x, y) + path(lower.reverse(), x, y).replace("M", "L") + "Z", fill: `var(--${kind})` }, svg);
     });
     marks(svg, x, height);

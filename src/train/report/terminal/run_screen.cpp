@@ -132,7 +132,8 @@ std::string rank_table(const StepReport& last, const TextStyle& style, int width
     table += (times > 1.25 ? colored(line, Color::Yellow, style) : line) + "\n";
   }
   const auto more = static_cast<int64_t>(working.size() - order.size());
-  if (more > 0) table += fmt::format("({} more ranks are faster)\n", with_commas(more));
+  if (more > 0)
+    table += fmt::format("({} {} faster)\n", counted(more, "more rank"), more == 1 ? "is" : "are");
   return table;
 }
 
