@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <ctime>
 #include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -26,6 +27,12 @@ std::string thrown_by(const std::function<void()>& call) {
   }
   ADD_FAILURE() << "nothing was thrown";
   return "";
+}
+
+milliseconds processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return milliseconds(now.tv_sec * 1000 + now.tv_nsec / 1'000'000);
 }
 
 class Drivers : public testing::TestWithParam<Ranks> {};
@@ -179,6 +186,34 @@ TEST_P(Drivers, RunCallbacksInOrder) {
     for (const int i : late) backend.recv(in[i], from, 1 + i)->wait();
     for (const auto& work : sent) work->wait();
     backend.barrier()->wait();
+  });
+}
+
+// While a callback computes, a thread that waits for what it holds back leaves it the processor.
+TEST_P(Drivers, SleepWhileACallbackHoldsThemBack) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    constexpr milliseconds kLong{300};
+    Tensors one{at::ones({3})}, held{at::ones({3})};
+    const bool attaches = backend.getRank() == 0;
+    while (!attaches && store->add("attached", 0) == 0) std::this_thread::yield();
+    std::atomic<bool> begun = false, waits = false;
+    const auto first = backend.allreduce(one);
+    if (attaches) {
+      first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+        begun = true;
+        while (!waits) std::this_thread::yield();
+        for (const auto end = processor_time() + kLong; processor_time() < end;) continue;
+      });
+      store->add("attached", 1);
+      while (!begun) std::this_thread::yield();
+    }
+    const auto second = backend.allreduce(held);
+    const auto before = processor_time();
+    waits = true;
+    second->wait();
+    const auto spent = processor_time() - before;
+    EXPECT_TRUE(!attaches || spent < kLong / 3) << spent.count();
+    first->wait();
   });
 }
 
