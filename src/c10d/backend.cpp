@@ -88,13 +88,14 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
   return child;
 }
 
-void ProcessGroup::startCoalescing() { coalescing_.emplace(); }
+void ProcessGroup::startCoalescing() {
+  coalescing_.works.clear();
+  coalescing_.thread = std::this_thread::get_id();
+}
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::endCoalescing() {
-  TORCH_CHECK(coalescing_, "[lockstep] endCoalescing() without startCoalescing()");
-  auto works = std::move(*coalescing_);
-  coalescing_.reset();
-  return c10::make_intrusive<CoalescedWork>(getRank(), std::move(works));
+  TORCH_CHECK(coalescing_.is_here(), "[lockstep] endCoalescing() without startCoalescing()");
+  return c10::make_intrusive<CoalescedWork>(getRank(), coalescing_.end());
 }
 
 c10::intrusive_ptr<BackendWork> ProcessGroup::new_work(::c10d::OpType type,
@@ -116,8 +117,9 @@ c10::intrusive_ptr<::c10d::Work> ProcessGroup::run(const Call& call, std::vector
     if (tensor.layout() == at::kStrided) bytes += static_cast<int64_t>(tensor.nbytes());
   }
   constexpr int64_t kShort = 256 << 10;
-  driver_->submit(Job{std::move(stages), work, bytes <= kShort}, !call.async && !coalescing_);
-  if (coalescing_) coalescing_->push_back(work);
+  driver_->submit(Job{std::move(stages), work, bytes <= kShort},
+                  !call.async && !coalescing_.is_here());
+  coalescing_.add(work);
   return work;
 }
 
@@ -133,7 +135,7 @@ c10::intrusive_ptr<BackendWork> ProcessGroup::send_one(const at::Tensor& tensor,
                     " is not another rank of this group of ", getSize());
   auto work = new_work(::c10d::OpType::SEND, {tensor}, timeout);
   driver_->submit(Send{tensor, to, tag, deadline_in(timeout), work});
-  if (coalescing_) coalescing_->push_back(work);
+  coalescing_.add(work);
   return work;
 }
 
@@ -156,7 +158,7 @@ c10::intrusive_ptr<BackendWork> ProcessGroup::recv_one(const at::Tensor& tensor,
   const auto type = from == kAnyRank ? ::c10d::OpType::RECVANYSOURCE : ::c10d::OpType::RECV;
   auto work = new_work(type, {tensor}, timeout);
   driver_->submit(Receive{tensor, from, tag, deadline_in(timeout), work});
-  if (coalescing_) coalescing_->push_back(work);
+  coalescing_.add(work);
   return work;
 }
 

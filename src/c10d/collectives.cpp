@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "c10d/process_group.h"
+#include "comm/assign.h"
 
 namespace lockstep::c10d_backend {
 namespace {
@@ -63,7 +64,7 @@ void combine(const Tensors& tensors, const ::c10d::ReduceOp& op) {
 // tensors[1] and so on become tensors[0].
 Stage spread(const Tensors& tensors) {
   return [tensors]() -> std::vector<Work> {
-    for (size_t i = 1; i < tensors.size(); ++i) tensors[i].copy_(tensors[0]);
+    for (size_t i = 1; i < tensors.size(); ++i) comm::assign(tensors[i], tensors[0]);
     return {};
   };
 }
@@ -189,7 +190,8 @@ ProcessGroup::WorkPtr ProcessGroup::allgather(Lists& outputs, Tensors& inputs,
   if (count > 1) {
     all.push_back([outputs]() -> std::vector<Work> {
       for (size_t list = 1; list < outputs.size(); ++list) {
-        for (size_t i = 0; i < outputs[list].size(); ++i) outputs[list][i].copy_(outputs[0][i]);
+        for (size_t i = 0; i < outputs[list].size(); ++i)
+          comm::assign(outputs[list][i], outputs[0][i]);
       }
       return {};
     });

@@ -106,7 +106,7 @@ void Driver::attempt(Lock& lock, const BackendWork& work) {
   const auto until = Clock::now() + kAttempt;
   do {
     if (is_driven_) return;
-    progress(lock, kAttempt / 3);
+    progress(lock, kAttempt / 3, &work);
   } while (!work.is_done() && Clock::now() < until);
 }
 
@@ -166,8 +166,8 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
       std::rethrow_exception(failure(
           fmt::format("[lockstep] an operation was not over within {} ms", timeout.count())));
     }
-    // Its callbacks run, or will, in another thread.
-    const bool is_idle = work.is_settled() && !own;
+    // Its callbacks run, or will, in another thread; or it is held back by some that do.
+    const bool is_idle = !own && (work.is_settled() || !(is_driven_ || has_news_ || is_moving_));
     if (is_idle || is_driven_ || ending_) {
       const auto free = [&] {
         return work.is_done() || closed_ || (!is_idle && !is_driven_ && !ending_);
@@ -197,19 +197,19 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
 }
 
 void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork* wanted) {
-  progress(lock, patience);
+  progress(lock, patience, wanted);
   call_back(lock, drivers, wanted);
 }
 
 // Takes the group over for a while.
-void Driver::progress(Lock& lock, Micros patience) {
+void Driver::progress(Lock& lock, Micros patience, const BackendWork* wanted) {
   is_driven_ = true;
   take_news();
   lock.unlock();
   std::vector<Finished> finished;
   {
     const at::NoGradGuard no_grad;
-    finished = step(patience);
+    finished = step(patience, wanted);
   }
   lock.lock();
   is_moving_ = !flights_.empty() || !ready_.empty() || messages_.sending() || messages_.receiving();
@@ -284,14 +284,16 @@ void Driver::serve() {
     const bool may_drive = waiting_ == 0 && !is_driven_;
     if (!may_drive || (!has_work() && jobs_.empty())) {
       woken_.wait(lock);
+      patience = kFirst;  // a caller may be back soon
       continue;
     }
     if (!has_work() && Clock::now() < jobs_.next_look()) {
       woken_.wait_until(lock, jobs_.next_look());
       continue;
     }
-    patience = has_news_ ? kFirst : std::min(2 * patience, kLongest);
+    if (has_news_) patience = kFirst;
     drive(lock, patience, &serving_);
+    patience = std::min(2 * patience, kLongest);
   }
 }
 
@@ -309,7 +311,7 @@ void Driver::take_news() {
   aborted_ = std::exchange(asked_to_abort_, std::nullopt);
 }
 
-std::vector<Finished> Driver::step(Micros patience) {
+std::vector<Finished> Driver::step(Micros patience, const BackendWork* wanted) {
   std::vector<Finished> finished;
   std::vector<Send> sends;
   std::vector<Receive> receives;
@@ -324,7 +326,7 @@ std::vector<Finished> Driver::step(Micros patience) {
   start_ready(finished);
   bool moved = messages_.step(finished);
   moved = move_flights(finished) || moved;
-  if (!moved && finished.empty() && patience > Micros(0)) idle(patience, finished);
+  if (!moved && finished.empty() && patience > Micros(0)) idle(patience, wanted, finished);
   return finished;
 }
 
@@ -395,9 +397,13 @@ bool Driver::move_flights(std::vector<Finished>& finished) {
   return moved;
 }
 
-void Driver::idle(Micros patience, std::vector<Finished>& finished) {
-  if (flights_.empty()) {
+// Waits for a message where the caller does: beside it a collective may wait for other ranks.
+void Driver::idle(Micros patience, const BackendWork* wanted, std::vector<Finished>& finished) {
+  const bool for_message =
+      wanted && wanted->is_message() && (messages_.sending() || messages_.receiving());
+  if (flights_.empty() || for_message) {
     messages_.idle(patience, finished);
+    move_flights(finished);
     return;
   }
   for (comm::Work& work : flights_.front().works) {

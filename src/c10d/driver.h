@@ -93,7 +93,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void wake(Lock& lock);
   bool drain(Lock& lock, milliseconds patience);
   void end_threads(Lock& lock, milliseconds patience);
-  void progress(Lock& lock, Micros patience);
+  void progress(Lock& lock, Micros patience, const BackendWork* wanted);
   void call_back(Lock& lock, int* drivers = nullptr, const BackendWork* wanted = nullptr);
   void drive(Lock& lock, Micros patience, int* drivers = nullptr,
              const BackendWork* wanted = nullptr);
@@ -102,13 +102,13 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const Scope* own_callback() const;
   Untold::iterator next_untold(const BackendWork* wanted);
   void serve();
-  std::vector<Finished> step(Micros patience);
+  std::vector<Finished> step(Micros patience, const BackendWork* wanted);
   void take_news();
   void abort_all(const std::string& why, std::vector<Finished>& finished);
   std::exception_ptr failed();
   void start_ready(std::vector<Finished>& finished);
   bool move_flights(std::vector<Finished>& finished);
-  void idle(Micros patience, std::vector<Finished>& finished);
+  void idle(Micros patience, const BackendWork* wanted, std::vector<Finished>& finished);
   // submit() of a message.
   template <class Operation>
   void enqueue(std::vector<Operation>& queue, Operation operation);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/assign.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 
@@ -244,8 +245,8 @@ bool Messages::hand_over(int rank, Receive receive, const Kept& message,
       std::memcpy(receive.bytes.data_ptr(), bytes.data_ptr(), bytes.nbytes());
     try {
       if (!is_plain(receive.tensor)) {
-        receive.tensor.copy_(at::from_blob(receive.bytes.data_ptr(), receive.tensor.sizes(),
-                                           receive.tensor.options()));
+        comm::assign(receive.tensor, at::from_blob(receive.bytes.data_ptr(), receive.tensor.sizes(),
+                                                   receive.tensor.options()));
       }
     } catch (...) {
       error = translated(std::current_exception());

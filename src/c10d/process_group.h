@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 #include <vector>
 
 #include "c10d/driver.h"
@@ -93,14 +94,27 @@ class ProcessGroup final : public ::c10d::Backend {
     bool async;
   };
 
-  using Coalescing = std::optional<std::vector<c10::intrusive_ptr<BackendWork>>>;
+  // What the thread between startCoalescing() and endCoalescing() has started. Others may call
+  // meanwhile, as callbacks of futures do.
+  struct Coalescing {
+    std::atomic<std::thread::id> thread = {};
+    std::vector<c10::intrusive_ptr<BackendWork>> works = {};
+    bool is_here() const { return thread == std::this_thread::get_id(); }
+    void add(const c10::intrusive_ptr<BackendWork>& work) {
+      if (is_here()) works.push_back(work);
+    }
+    std::vector<c10::intrusive_ptr<BackendWork>> end() {
+      thread = std::thread::id();
+      return std::exchange(works, {});
+    }
+  };
   // A call between startCoalescing() and endCoalescing() that throws leaves the one without the
   // other; what was started in between ends by itself. Every call that may throw begins with it.
   struct CoalescingGuard {
     Coalescing& coalescing;
     const int exceptions = std::uncaught_exceptions();
     ~CoalescingGuard() {
-      if (std::uncaught_exceptions() > exceptions) coalescing.reset();
+      if (std::uncaught_exceptions() > exceptions && coalescing.is_here()) coalescing.end();
     }
   };
 

@@ -1,11 +1,14 @@
 #include "c10d/tensors.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "comm/assign.h"
 #include "comm/check.h"
 
 namespace lockstep::c10d_backend {
@@ -18,6 +21,13 @@ at::Tensor pairs(const at::Tensor& tensor) {
                     "[lockstep] the conjugate of a tensor is not in memory as an operation has to "
                     "leave it there: use .resolve_conj()");
   return at::view_as_real(tensor.detach());
+}
+
+// Also where the tensor was made in an InferenceMode, outside of which libtorch refuses it.
+at::Tensor coalesced(const at::Tensor& tensor) {
+  std::optional<c10::InferenceMode> inference;
+  if (tensor.is_inference()) inference.emplace();
+  return tensor.coalesce();
 }
 
 }  // namespace
@@ -110,7 +120,7 @@ comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout) {
 std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,
                                      const Reduction& reduction, milliseconds timeout) {
   return {[&group, tensor, reduction, timeout] {
-    if (reduction.factors.defined()) summand(tensor).copy_(prepared(tensor, reduction));
+    if (reduction.factors.defined()) comm::assign(summand(tensor), prepared(tensor, reduction));
     return std::vector{
         group.all_reduce(summand(tensor), reduction.op, options_of(reduction, timeout))};
   }};
@@ -121,7 +131,7 @@ std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& ten
   return {[&group, tensor, root, reduction, timeout] {
     const bool is_root = group.rank() == root;
     const at::Tensor own = is_root ? summand(tensor) : prepared(tensor, reduction);
-    if (is_root && reduction.factors.defined()) own.copy_(prepared(tensor, reduction));
+    if (is_root && reduction.factors.defined()) comm::assign(own, prepared(tensor, reduction));
     return std::vector{group.reduce(own, root, reduction.op, options_of(reduction, timeout))};
   }};
 }
@@ -145,7 +155,7 @@ std::vector<Stage> sparse_stages(const comm::Group& group, const at::Tensor& ten
   };
   const auto state = std::make_shared<State>();
   return {[&group, tensor, state, timeout] {
-            state->own = tensor.coalesce();
+            state->own = coalesced(tensor);
             state->counts = at::empty({group.size()}, at::kLong);
             const at::Tensor count = at::full({1}, state->own._nnz(), at::kLong);
             return std::vector{group.all_gather(state->counts, count, {.timeout = timeout})};
@@ -168,7 +178,7 @@ std::vector<Stage> sparse_stages(const comm::Group& group, const at::Tensor& ten
             const at::Tensor sum =
                 at::sparse_coo_tensor(at::cat(state->indices, 1), at::cat(state->values, 0),
                                       tensor.sizes(), tensor.options());
-            tensor.copy_(sum.coalesce());
+            comm::assign(tensor, sum.coalesce());
             return {};
           }};
 }

@@ -1,6 +1,8 @@
 // c10d's collectives, through c10d::Backend, against what one process computes.
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "c10d/support.h"
 
 namespace lockstep::test {
@@ -164,14 +166,18 @@ TEST(SeveralTensors, CountAsRanks) {
 TEST(SparseTensors, AreSummed) {
   spawn_backends(2, [](Backend& backend, const StorePtr&) {
     const int rank = backend.getRank();
-    // Rank 0 has rows 0 and 2, rank 1 has row 2 twice; then rank 1 has none.
+    // Rank 0 has rows 0 and 2, rank 1 has row 2 twice; then rank 1 has none, and the tensors are an
+    // InferenceMode's.
     for (const bool empty : {false, true}) {
       const bool none = empty && rank == 1;
       const at::Tensor indices =
           none ? at::zeros({1, 0}, at::kLong) : at::tensor({2 * rank, 2}, at::kLong).view({1, 2});
       const at::Tensor values = at::ones({none ? 0 : 2, 3}) * (rank + 1);
+      std::optional<c10::InferenceMode> inference(empty);
       Tensors one{at::sparse_coo_tensor(indices, values, {4, 3})};
+      inference.reset();
       backend.allreduce(one)->wait();
+      inference.emplace(empty);
       at::Tensor want = at::zeros({4, 3});
       want[0] = 1;
       want[2] = empty ? 1 : 5;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <ctime>
 #include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -26,6 +27,12 @@ std::string thrown_by(const std::function<void()>& call) {
   }
   ADD_FAILURE() << "nothing was thrown";
   return "";
+}
+
+milliseconds processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return milliseconds(now.tv_sec * 1000 + now.tv_nsec / 1'000'000);
 }
 
 class Drivers : public testing::TestWithParam<Ranks> {};
@@ -182,68 +189,31 @@ TEST_P(Drivers, RunCallbacksInOrder) {
   });
 }
 
-TEST_P(Drivers, CoalesceWhatIsStartedTogether) {
-  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
-    const int rank = backend.getRank(), size = backend.getSize();
-    std::vector<Tensors> all;
-    for (int i = 0; i < 5; ++i) all.push_back({numbers(rank, 10 + i)});
-    Tensors out{numbers(rank, 9)}, in{at::zeros({9})};
-    backend.startCoalescing();
-    for (auto& one : all) backend.allreduce(one);
-    backend.send(out, (rank + 1) % size, 0);
-    backend.recv(in, (rank + size - 1) % size, 0);
-    const auto work = backend.endCoalescing();
-    const auto future = work->getFuture();
-    work->wait();
-    EXPECT_TRUE(work->isSuccess());
-    future->wait();
-    EXPECT_EQ(all[4][0][0].item<int>(), size * (size - 1) / 2);
-    EXPECT_TRUE(at::equal(in[0], numbers((rank + size - 1) % size, 9)));
-  });
-}
-
-// As torch's _coalescing_manager leaves it, which has no end for an exception.
-TEST_P(Drivers, CoalesceAfterAnExceptionInBetween) {
-  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
-    const int rank = backend.getRank(), size = backend.getSize();
-    Tensors first{numbers(rank, 9)}, second{numbers(rank, 9)};
-    backend.startCoalescing();
-    backend.allreduce(first);
-    EXPECT_THROW(backend.send(second, size, 0), c10::ValueError);
-    // It keeps no later tensor.
-    EXPECT_THROW(backend.endCoalescing(), c10::Error);
-    Tensors none, wide{at::zeros({9}, at::kComplexFloat).conj()};
-    std::vector<Tensors> no_lists;
-    std::vector<int64_t> no_splits;
-    at::Tensor &one = second[0], &view = wide[0];
-    const auto bxor = ::c10d::ReduceOp::BXOR;
-    const std::vector<std::function<void()>> wrong{
-        [&] { backend.allreduce_coalesced(second, {{.reduceOp = bxor}}); },
-        [&] { backend.allreduce(second, {.reduceOp = bxor}); },
-        [&] { backend.broadcast(none); },
-        [&] { backend.reduce(second, {.reduceOp = bxor}); },
-        [&] { backend.allgather(no_lists, second); },
-        [&] { backend._allgather_base(view, one); },
-        [&] { backend.allgather_into_tensor_coalesced(wide, second); },
-        [&] { backend.gather(no_lists, none); },
-        [&] { backend.scatter(none, no_lists); },
-        [&] { backend.reduce_scatter(second, no_lists); },
-        [&] { backend._reduce_scatter_base(one, view, {.reduceOp = bxor}); },
-        [&] { backend.reduce_scatter_tensor_coalesced(second, none); },
-        [&] { backend.alltoall_base(view, one, no_splits, no_splits); },
-        [&] { backend.alltoall(wide, second); },
-    };
-    for (size_t call = 0; call < wrong.size(); ++call) {
-      backend.startCoalescing();
-      EXPECT_THROW(wrong[call](), c10::ValueError) << call;
-      EXPECT_THROW(backend.endCoalescing(), c10::Error) << call;
+// While a callback computes, a thread that waits for what it holds back leaves it the processor.
+TEST_P(Drivers, SleepWhileACallbackHoldsThemBack) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    constexpr milliseconds kLong{300};
+    Tensors one{at::ones({3})}, held{at::ones({3})};
+    const bool attaches = backend.getRank() == 0;
+    while (!attaches && store->add("attached", 0) == 0) std::this_thread::yield();
+    std::atomic<bool> begun = false, waits = false;
+    const auto first = backend.allreduce(one);
+    if (attaches) {
+      first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+        begun = true;
+        while (!waits) std::this_thread::yield();
+        for (const auto end = processor_time() + kLong; processor_time() < end;) continue;
+      });
+      store->add("attached", 1);
+      while (!begun) std::this_thread::yield();
     }
-    backend.startCoalescing();
-    backend.allreduce(second);
-    backend.endCoalescing()->wait();
-    for (const auto& sum : {first, second}) {
-      EXPECT_EQ(sum[0][0].item<int>(), size * (size - 1) / 2);
-    }
+    const auto second = backend.allreduce(held);
+    const auto before = processor_time();
+    waits = true;
+    second->wait();
+    const auto spent = processor_time() - before;
+    EXPECT_TRUE(!attaches || spent < kLong / 3) << spent.count();
+    first->wait();
   });
 }
 

@@ -208,6 +208,24 @@ TEST_P(Messages, TakeViewsAsTheyAre) {
   });
 }
 
+// libtorch writes to none outside of an InferenceMode, and other threads are in none.
+TEST_P(Messages, ComeIntoTensorsOfAnInferenceMode) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    const auto zeros = [] {
+      const c10::InferenceMode inference;
+      return at::zeros({4, 6}, at::kInt);
+    };
+    Tensors out{message(rank, 0, 8).view({4, 2})}, in{zeros().narrow(1, 0, 2)};
+    const auto sent = backend.send(out, (rank + 1) % size, 0);
+    const int from = (rank + size - 1) % size;
+    backend.recv(in, from, 0)->wait();
+    EXPECT_TRUE(at::equal(in[0], message(from, 0, 8).view({4, 2})));
+    sent->wait();
+    backend.barrier()->wait();
+  });
+}
+
 TEST(MonitoredBarrier, NamesWhoHasNotCome) {
   spawn_backends(3, [](Backend& backend, const StorePtr&) {
     using std::chrono::milliseconds;

@@ -236,6 +236,20 @@ TEST(Net, AGroupThatIsGivenUpEndsTheOthersWaits) {
 }
 
 // As when its process ends.
+// As where there is no route: connect() says so at once.
+TEST(Net, AnAddressThatCannotBeCalledFailsWhoNeedsIt) {
+  Ranks ranks(2, NetPayload::Plain, [](std::vector<std::string> addresses) {
+    addresses[0] = "255.255.255.255 9";
+    return addresses;
+  });
+  ranks.run([](NetGroup& group, int rank) {
+    if (rank == 0) return;
+    Caller caller(group);
+    const auto job = caller.start([](const NetPort& port) { net::barrier(port); });
+    EXPECT_THAT(caller.failure_of(*job), HasSubstr("cannot be reached at 255.255.255.255 9"));
+  });
+}
+
 TEST(Net, ARankThatEndsFailsWhoNeedsIt) {
   Ranks ranks(3);
   std::shared_ptr<NetJob> jobs[2];

@@ -130,7 +130,8 @@ void Net::serve() {
 
 void Net::handle(uint64_t who, uint32_t events) {
   if (who == kStop) {
-    stopping_ = true;
+    stopping_ = (events & EPOLLIN) != 0;
+    if (!stopping_) watch(stop_.get(), EPOLLIN, kStop);
   } else if (who == kListening) {
     accept_all();
   } else if (who >= kAccepted) {
@@ -249,8 +250,8 @@ void Net::connect(int rank) {
   // Reported later, since the caller is in the middle of something.
   peer.gone = fmt::format("cannot be reached at {} ({})", text, std::strerror(error));
   peer.timer = Clock::now();
-  const uint64_t nothing = 0;
-  [[maybe_unused]] const auto written = write(stop_.get(), &nothing, sizeof nothing);
+  // Ends the thread's wait, which began before there was a timer: it can be written to at any time.
+  watch(stop_.get(), EPOLLIN | EPOLLOUT, kStop);
 }
 
 void Net::step_peer(int rank, uint32_t events) {
