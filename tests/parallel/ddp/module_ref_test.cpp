@@ -3,6 +3,7 @@
 
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/fsdp.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -111,6 +112,14 @@ TEST(ModuleRef, AScriptModule) {
     module.setattr("bias", torch::randn({3}).requires_grad_(true));
     EXPECT_THAT(message_of<ConfigError>([&] { script_loss(module, world.rank()).backward(); }),
                 HasSubstr("parameter 'bias' was replaced"));
+  });
+}
+
+TEST(ModuleRef, AScriptModuleIsNotDividedIntoUnits) {
+  spawn(2, [](World& world) {
+    const auto module = script();
+    EXPECT_THAT(message_of<ConfigError>([&] { Fsdp fsdp(module, world); }),
+                HasSubstr("has no layers that lockstep::call() could run"));
   });
 }
 

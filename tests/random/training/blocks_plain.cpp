@@ -92,6 +92,20 @@ struct AttentionBlock : Block {
   torch::nn::MultiheadAttention attention{nullptr};
 };
 
+// Sequential's forward calls its modules by itself.
+struct SequentialBlock : Block {
+  SequentialBlock() {
+    row = register_module("row",
+                          torch::nn::Sequential(torch::nn::Linear(kFeatures, 4), torch::nn::Tanh(),
+                                                torch::nn::Linear(4, kFeatures)));
+    row->to(kTogether);
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
+    return x + lockstep::call(row, x);
+  }
+  torch::nn::Sequential row{nullptr};
+};
+
 // Running statistics of this rank's own batches.
 struct BatchNormBlock : Block {
   BatchNormBlock() {
@@ -133,6 +147,7 @@ void add_plain_blocks(std::map<std::string, MakeBlock>& table) {
   table["lstm"] = plain<LstmBlock>();
   table["attention"] = plain<AttentionBlock>();
   table["batch_norm"] = plain<BatchNormBlock>();
+  table["sequential"] = plain<SequentialBlock>();
   table["scale"] = plain<ScaleBlock>();
 }
 

@@ -15,14 +15,16 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct SyncNormBlock : Block {
-  explicit SyncNormBlock(const Group& group) {
+  // `converts`: the layer keeps its type, and what it calls is synchronous.
+  SyncNormBlock(const Group& group, bool converts) {
     const auto options = torch::nn::BatchNormOptions(kFeatures);
-    if (group.size() > 1) {
+    if (group.size() > 1 && !converts) {
       sync = register_module("norm", SyncBatchNorm1d(options, group.split(0)));
       sync->to(at::kDouble);
     } else {
       whole = register_module("norm", torch::nn::BatchNorm1d(options));
       whole->to(at::kDouble);
+      if (group.size() > 1) parallel::convert_sync_batch_norm(*this, group);
     }
   }
   bool joins_lanes() const override { return true; }
@@ -56,18 +58,23 @@ struct SyncNormBlock : Block {
 
 // Each sample sees the mean of all ranks' samples.
 struct GatheredBlock : Block {
-  explicit GatheredBlock(const Group& world) {
+  GatheredBlock(const Group& world, bool reduces) : sums(reduces) {
     if (world.size() > 1) group = world.split(0);
   }
   bool joins_lanes() const override { return true; }
   std::vector<at::Tensor> forward_all(const std::vector<Block*>&,
                                       const std::vector<at::Tensor>& xs) override {
-    const at::Tensor all = functional::all_gather(at::cat(xs), group);
+    const at::Tensor own = at::cat(xs);
+    const at::Tensor mean =
+        sums ? functional::all_reduce(own.sum(0), group) /
+                   functional::all_reduce(at::full({}, own.size(0), at::kLong), group)
+             : functional::all_gather(own, group).mean(0);
     std::vector<at::Tensor> ys;
-    for (const auto& x : xs) ys.push_back(x + torch::tanh(all.mean(0)) / 2);
+    for (const auto& x : xs) ys.push_back(x + torch::tanh(mean) / 2);
     return ys;
   }
   Group group;
+  bool sums;
 };
 
 struct DropoutBlock : Block {
@@ -148,11 +155,11 @@ struct CounterBlock : Block {
 }  // namespace
 
 void add_special_blocks(std::map<std::string, MakeBlock>& table) {
-  table["sync_batch_norm"] = [](Random&, const Group& group) {
-    return std::make_shared<SyncNormBlock>(group);
+  table["sync_batch_norm"] = [](Random& random, const Group& group) {
+    return std::make_shared<SyncNormBlock>(group, random.chance(0.5));
   };
-  table["gathered"] = [](Random&, const Group& group) {
-    return std::make_shared<GatheredBlock>(group);
+  table["gathered"] = [](Random& random, const Group& group) {
+    return std::make_shared<GatheredBlock>(group, random.chance(0.5));
   };
   table["dropout"] = [](Random&, const Group&) { return std::make_shared<DropoutBlock>(); };
   table["checkpoint"] = [](Random&, const Group&) { return std::make_shared<CheckpointBlock>(); };

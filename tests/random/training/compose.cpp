@@ -59,11 +59,13 @@ const std::vector<FeatureKind>& all_features() {
     add_model_features(made);
     add_data_features(made);
     add_communication_features(made);
+    add_failure_features(made);
     add_gradient_features(made);
     add_input_features(made);
     add_lane_features(made);
     add_lifetime_features(made);
     add_memory_features(made);
+    add_module_features(made);
     add_optimizer_features(made);
     add_sharding_features(made);
     return made;
@@ -86,7 +88,7 @@ Compared compared_with(const Program& program) {
 }
 
 bool knows_only_samples(const Program& program) {
-  for (const std::string_view layer : {"batch_norm", "dropout", "counter"}) {
+  for (const std::string_view layer : {"batch_norm", "dropout", "counter", "assigning", "script"}) {
     if (program.has_layer(layer)) return false;
   }
   // Roundings of a narrow dtype depend on the order of additions.

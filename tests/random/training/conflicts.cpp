@@ -86,6 +86,16 @@ const std::vector<Conflict>& conflicts() {
         {"fsdp", "move_gradients", {}, "gradients of parts, of other sizes on each rank"},
         {"move_parameters", "join", {}, "ranks without a batch are in no such step"},
         {"weight_average", "join", {}, "ranks without a batch make no step"},
+        {"joint", "backward_twice", {}, "these programs run two backwards of one model"},
+        {"recompute", "create_graph", {}, "refused, where a recomputed module has a gradient"},
+        {"recompute", "tied", {}, "refused, where both are used in a backward"},
+        {"two_forwards", "recompute", {}, "refused, as a second gradient within a backward"},
+        {"two_forwards", "checkpoint", {}, "refused, as a second gradient within a backward"},
+        {"recompute", "script", {}, "a scripted module's buffer is no buffer of the net"},
+        {"script", "fsdp", {}, "refused, as a buffer that was replaced by another tensor"},
+        {"scripted", "fsdp", {}, "its modules cannot be called through lockstep::call()"},
+        {"thrown", "join", {}, "ranks without a batch go through all of the pass"},
+        {"thrown", "global_mean", {}, "counts samples of each loss that is made"},
         {"resume", "join", {}, "ranks without a batch are in no such step"},
         {"resume", "local_sgd", {}, "ranks are not alike on purpose"},
         {"resume", "ignore", {}, "ranks are not alike on purpose"},
@@ -107,6 +117,7 @@ const std::vector<Conflict>& conflicts() {
       made.push_back({hooks[i], "reduce_dtype", kTwoAverages, {}});
       made.push_back({hooks[i], "reattach", {}, "a hook belongs to one Ddp"});
       made.push_back({hooks[i], "two_models", {}, "a hook belongs to one Ddp"});
+      made.push_back({hooks[i], "joint", {}, "a hook belongs to one Ddp"});
       for (size_t j = 0; j < i; ++j) made.push_back({hooks[i], hooks[j], {}, "one hook at a time"});
     }
     for (const std::string optimizer : {"sgd", "adam", "amsgrad", "adamw", "rmsprop"}) {
@@ -131,6 +142,8 @@ const std::vector<Conflict>& open_defects() {
 // takes turns, where these programs run two backwards of one.
 bool several_backwards_in_a_join(Program program, std::string_view name) {
   program.features.push_back({std::string(name)});
+  // Parts of parameters that Fsdp leaves alone come last.
+  if (program.has("param_groups") && program.has("fsdp") && program.has("ignore")) return true;
   const auto has_one_of = [&](std::initializer_list<std::string_view> names) {
     return std::ranges::any_of(names, [&](std::string_view each) { return program.has(each); });
   };
@@ -139,7 +152,7 @@ bool several_backwards_in_a_join(Program program, std::string_view name) {
   return program.has("join") && has_one_of({"two_backwards", "backward_twice"}) &&
          (program.has_layer("embedding_sparse") ||
           has_one_of({"zero", "global_mean", "grad_scaler", "plateau", "averager", "schedule",
-                      "clip_norm", "clip_value"}));
+                      "clip_norm", "clip_value", "update_batch_norm"}));
 }
 
 bool conflicts_with(const Program& program, std::string_view name) {

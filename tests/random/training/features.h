@@ -40,11 +40,13 @@ FeatureKind feature(std::string name, Splits splits, Compared compared = Compare
 void add_model_features(std::vector<FeatureKind>& kinds);
 void add_data_features(std::vector<FeatureKind>& kinds);
 void add_communication_features(std::vector<FeatureKind>& kinds);
+void add_failure_features(std::vector<FeatureKind>& kinds);
 void add_gradient_features(std::vector<FeatureKind>& kinds);
 void add_input_features(std::vector<FeatureKind>& kinds);
 void add_lane_features(std::vector<FeatureKind>& kinds);
 void add_lifetime_features(std::vector<FeatureKind>& kinds);
 void add_memory_features(std::vector<FeatureKind>& kinds);
+void add_module_features(std::vector<FeatureKind>& kinds);
 void add_optimizer_features(std::vector<FeatureKind>& kinds);
 void add_sharding_features(std::vector<FeatureKind>& kinds);
 

@@ -54,8 +54,9 @@ struct Joined : Feature {
     // What else communicates, or changes gradients before a divided optimizer's step, is for
     // finish() to repeat.
     rest = random.chance(0.5) && !program.has("two_backwards") && !program.has("backward_twice");
-    for (const std::string_view name : {"global_mean", "grad_scaler", "plateau", "averager",
-                                        "schedule", "clip_norm", "clip_value"}) {
+    for (const std::string_view name :
+         {"global_mean", "grad_scaler", "plateau", "averager", "schedule", "clip_norm",
+          "clip_value", "update_batch_norm"}) {
       rest = rest || program.has(name);
     }
     training.rules.everybody_rests = rest;

@@ -36,18 +36,24 @@ void run(Training& training, std::unique_ptr<Parallel> Model::*parallel) {
       const int round = training.round;
       for (int backward = 0; backward < training.backwards; ++backward) {
         const bool is_last = round == 0 && backward + 1 == training.backwards;
+        std::vector<parallel::Hold> holds;
+        at::Tensor sum;
         for (int model = 0; model < training.models; ++model) {
           training.model = model;
-          std::optional<parallel::Hold> hold;
-          if (!is_last) hold.emplace(models[static_cast<size_t>(model)].hold());
-          const auto loss = losses(training, {&own}, static_cast<size_t>(model),
-                                   round + 10 * backward + 50 * model);
+          if (!is_last) holds.push_back(models[static_cast<size_t>(model)].hold());
+          auto loss = losses(training, {&own}, static_cast<size_t>(model),
+                             round + 10 * backward + 50 * model);
+          if (training.program.has("two_forwards")) {
+            loss = loss + losses(training, {&own}, static_cast<size_t>(model),
+                                 round + 10 * backward + 50 * model + 25);
+          }
+          mean.add(loss.detach().to(at::kDouble));
+          if (training.is_joint && !add_to(sum, loss, training)) continue;
           bool done = false;
           for (const auto& feature : training.features) {
             done = done || feature->backward(training, loss);
           }
           if (!done) loss.backward();
-          mean.add(loss.detach().to(at::kDouble));
         }
       }
     }

@@ -106,7 +106,7 @@ struct CheckedSame : Feature {
   void after_step(Training& training) override {
     if (training.alone) return;
     for (auto& model : training.lanes[0].models) {
-      parallel::check_same(*model.net, *model.optimizer, training.group);
+      parallel::check_same(model.module(), *model.optimizer, training.group);
     }
   }
 };
@@ -123,7 +123,8 @@ struct Reattached : Feature {
         Model& model = lane.models[i];
         if (training.on_rank()) {
           model.ddp.reset();
-          model.ddp = std::make_unique<parallel::Ddp>(*model.net, training.group, training.options);
+          model.ddp =
+              std::make_unique<parallel::Ddp>(model.module(), model.group, training.options);
         }
       }
     }
@@ -214,8 +215,13 @@ struct Resumed : Feature {
     auto checkpoints = std::make_unique<Checkpointer>(training.group, folder, options);
     for (auto& model : training.lanes[0].models) {
       const std::string number = std::to_string(&model - training.lanes[0].models.data());
-      model.fsdp ? checkpoints->track("net" + number, *model.fsdp)
-                 : checkpoints->track("net" + number, *model.net);
+      if (model.fsdp) {
+        checkpoints->track("net" + number, *model.fsdp);
+      } else if (model.script) {
+        checkpoints->track("net" + number, *model.script);
+      } else {
+        checkpoints->track("net" + number, *model.net);
+      }
       if (model.zero != nullptr) {
         checkpoints->track("optimizer" + number, *model.zero);
       } else {

@@ -12,6 +12,22 @@ struct TwoModels : Feature {
   void plan(Training& training) override { training.models = 2; }
 };
 
+// Two forwards before their one backward.
+struct TwoForwards : Feature {
+  explicit TwoForwards(const Part&) {}
+  static bool applies(const Program&) { return true; }
+};
+
+// One backward of the sum of both models' losses.
+struct Joint : Feature {
+  explicit Joint(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override {
+    training.models = 2;
+    training.is_joint = true;
+  }
+};
+
 // Blocks that are left out by some ranks, in some steps, or by all and always.
 struct UnusedBlocks : Feature {
   explicit UnusedBlocks(const Part& part) : seed(part.seed) {}
@@ -122,6 +138,8 @@ struct Evaluation : Feature {
 
 void add_model_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<TwoModels>("two_models", Splits::Yes));
+  kinds.push_back(feature<TwoForwards>("two_forwards", Splits::Yes));
+  kinds.push_back(feature<Joint>("joint", Splits::Yes));
   kinds.push_back(feature<UnusedBlocks>("unused", Splits::No));
   kinds.push_back(feature<Frozen>("frozen", Splits::Yes));
   kinds.push_back(feature<Tied>("tied", Splits::Yes));

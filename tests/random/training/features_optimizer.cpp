@@ -13,6 +13,12 @@ struct Zero : Feature {
   static bool applies(const Program&) { return true; }
 };
 
+// Two, with rates of their own; attach() makes them.
+struct ParameterGroups : Feature {
+  explicit ParameterGroups(const Part&) {}
+  static bool applies(const Program&) { return true; }
+};
+
 struct Schedules : Feature {
   explicit Schedules(const Part& part) : seed(part.seed) {}
   static bool applies(const Program&) { return true; }
@@ -82,6 +88,7 @@ struct Plateau : Feature {
 
 void add_optimizer_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Zero>("zero", Splits::Yes));
+  kinds.push_back(feature<ParameterGroups>("param_groups", Splits::Yes));
   kinds.push_back(feature<Schedules>("schedule", Splits::Yes));
   kinds.push_back(feature<Plateau>("plateau", Splits::Yes));
 }

@@ -10,6 +10,7 @@ namespace {
 const std::map<std::string, MakeBlock>& table_of_blocks() {
   static const auto table = [] {
     std::map<std::string, MakeBlock> made;
+    add_called_blocks(made);
     add_plain_blocks(made);
     add_special_blocks(made);
     return made;

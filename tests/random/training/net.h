@@ -1,6 +1,7 @@
 // The models of random programs: a row of blocks from 6 features to 6, and a head.
 #pragma once
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
 #include <functional>
@@ -42,6 +43,8 @@ class Block : public torch::nn::Module {
   // Of several ranks together, where a rank's output depends on the others' input. In one process
   // the row holds every rank's block; a rank has but its own.
   virtual bool joins_lanes() const { return false; }
+  // That computes it, if there is one.
+  virtual const torch::jit::Module* script() const { return nullptr; }
   virtual std::vector<at::Tensor> forward_all(const std::vector<Block*>& row,
                                               const std::vector<at::Tensor>& xs);
 };
@@ -78,6 +81,7 @@ std::vector<std::string> block_names();
 std::shared_ptr<Block> make_block(const Part& part, const Group& group);
 // Adds those of a file to the table by name.
 using MakeBlock = std::function<std::shared_ptr<Block>(Random& random, const Group& group)>;
+void add_called_blocks(std::map<std::string, MakeBlock>& table);
 void add_plain_blocks(std::map<std::string, MakeBlock>& table);
 void add_special_blocks(std::map<std::string, MakeBlock>& table);
 

@@ -50,14 +50,35 @@ Lane make_lane(Training& training, int rank) {
   return lane;
 }
 
+// The parameters of the first group, which are taken out; all where the program has one group.
+std::vector<at::Tensor> first_group(const Program& program, std::vector<at::Tensor>& parameters) {
+  if (!program.has("param_groups")) return std::exchange(parameters, {});
+  std::vector<at::Tensor> first;
+  for (size_t i = parameters.size(); i-- > 0;) {
+    if (i % 2 == 0) continue;
+    first.push_back(parameters[i]);
+    parameters.erase(parameters.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return first.empty() ? std::exchange(parameters, {}) : first;
+}
+
+// Where all ranks have one copy none writes to it between steps.
+bool shares_parameters(const Program& program) {
+  for (const auto* name : {"load", "move_parameters", "weight_average", "resume", "averager"}) {
+    if (program.has(name)) return false;
+  }
+  return Random(program.feature("zero")->seed).chance(0.5);
+}
+
 void attach(Training& training, Model& model) {
   if (training.alone) {
     watch(model);
   } else if (training.sharding) {
     model.fsdp =
-        std::make_unique<parallel::Fsdp>(*model.net, training.group, training.sharding(*model.net));
+        std::make_unique<parallel::Fsdp>(*model.net, model.group, training.sharding(*model.net));
   } else {
-    model.ddp = std::make_unique<Ddp>(*model.net, training.group, training.options);
+    if (training.program.has("scripted")) model.script = script_of(training, *model.net);
+    model.ddp = std::make_unique<Ddp>(model.module(), model.group, training.options);
   }
   const auto make = [part = training.program.optimizer](Groups groups) {
     return make_optimizer(part, std::move(groups));
@@ -70,15 +91,20 @@ void attach(Training& training, Model& model) {
       parameters.push_back(parameter);
     }
   }
+  Groups groups;
+  groups.emplace_back(first_group(training.program, parameters));
+  if (!parameters.empty()) groups.emplace_back(std::move(parameters));
   if (training.on_rank() && training.program.has("zero")) {
-    auto zero =
-        std::make_unique<parallel::ZeroOptimizer>(std::move(parameters), training.group, make);
+    auto zero = std::make_unique<parallel::ZeroOptimizer>(
+        std::move(groups), training.group, make,
+        parallel::ZeroOptions{.share_parameters = shares_parameters(training.program)});
     model.zero = zero.get();
     model.optimizer = std::move(zero);
   } else {
-    Groups groups;
-    groups.emplace_back(std::move(parameters));
     model.optimizer = make(std::move(groups));
+  }
+  for (auto& group : model.optimizer->param_groups()) {
+    if (&group != model.optimizer->param_groups().data()) group.options().set_lr(0.005);
   }
 }
 
@@ -161,6 +187,13 @@ void update(Training& training) {
 
 }  // namespace
 
+bool add_to(at::Tensor& sum, at::Tensor& loss, const Training& training) {
+  // Ranks may add in any order.
+  if (sum.defined()) loss = training.lanes[0].rank % 2 == 0 ? sum + loss : loss + sum;
+  sum = loss;
+  return training.model + 1 == training.models;
+}
+
 void rest_of_step(Training& training) {
   for (const auto& feature : training.features) feature->after_backward(training);
   update(training);
@@ -186,11 +219,16 @@ void run_step(Training& training) {
       if (training.micros(lane->rank) > round) taking.push_back(lane);
     }
     for (int backward = 0; backward < training.backwards; ++backward) {
+      std::vector<parallel::Hold> holds;
+      at::Tensor sum;
       for (int model = 0; model < training.models; ++model) {
         training.model = model;
-        std::optional<parallel::Hold> hold;
-        if (round > 0 && training.on_rank()) hold.emplace(taking[0]->models[model].hold());
-        const auto loss = losses(training, taking, model, round + 10 * backward + 50 * model);
+        if (round > 0 && training.on_rank()) holds.push_back(taking[0]->models[model].hold());
+        auto loss = losses(training, taking, model, round + 10 * backward + 50 * model);
+        if (training.program.has("two_forwards")) {
+          loss = loss + losses(training, taking, model, round + 10 * backward + 50 * model + 25);
+        }
+        if (training.is_joint && !add_to(sum, loss, training)) continue;
         bool done = false;
         for (const auto& feature : training.features) {
           done = done || feature->backward(training, loss);
@@ -198,7 +236,9 @@ void run_step(Training& training) {
         if (!done) loss.backward();
         // Lanes are averaged once, when all have run both.
         const bool is_last = training.program.lanes() == 0 || backward + 1 == training.backwards;
-        if (round == 0 && training.alone && is_last) average(training, model);
+        if (round == 0 && training.alone && is_last) {
+          for (int i = training.is_joint ? 0 : model; i <= model; ++i) average(training, i);
+        }
       }
     }
   }
@@ -264,7 +304,15 @@ std::vector<State> train(const Program& program, const Group& group, Who who) {
   const int first = alone ? 0 : group.rank(), count = who == Who::AllRanks ? program.parts() : 1;
   for (int i = 0; i < count; ++i) training.lanes.push_back(make_lane(training, first + i));
   for (auto& lane : training.lanes) {
-    for (auto& model : lane.models) attach(training, model);
+    for (auto& model : lane.models) {
+      model.group = training.group;
+      // All losses share a backward, but not a group.
+      const Part* joint = program.feature("joint");
+      const bool is_apart =
+          joint != nullptr && joint->seed % 2 == 0 && &model != lane.models.data();
+      if (is_apart && training.on_rank()) model.group = training.group.split(0);
+      attach(training, model);
+    }
   }
   for (const auto& feature : training.features) feature->begin(training);
   for (training.step = 0;; ++training.step) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -24,9 +25,12 @@ class Feature;
 
 struct Model {
   std::shared_ptr<Net> net;
+  Group group;
   // On ranks one of these.
   std::unique_ptr<parallel::Ddp> ddp;
   std::unique_ptr<parallel::Fsdp> fsdp;
+  // Of the same tensors, in the net's place for what is attached and checked.
+  std::optional<torch::jit::Module> script;
   std::unique_ptr<Optimizer> optimizer;
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, if it is one
   std::unique_ptr<parallel::WeightAverage> average;
@@ -38,6 +42,7 @@ struct Model {
   // What has gradients and what an optimizer steps: the net's, or this rank's parts of them.
   std::vector<at::Tensor> parameters() const;
   parallel::Hold hold();
+  ModuleRef module() const { return script ? ModuleRef(*script) : ModuleRef(*net); }
 };
 
 // What belongs to one rank; where a step is cut into lanes, in one process to one of those.
@@ -73,7 +78,8 @@ struct Training {
   bool alone = false;
   bool whole_batch = false;  // one lane computes with all ranks' samples
   int models = 1;
-  int backwards = 1;  // in each round of micro-batches
+  bool is_joint = false;  // one backward of all models' losses
+  int backwards = 1;      // in each round of micro-batches
   int step = 0;
   int round = 0;  // of micro-batches, down to 0, which is not under hold()
   int model = 0;  // whose backward runs
@@ -143,10 +149,15 @@ std::vector<State> train(const Program& program, const Group& group, Who who);
 
 // Forwards of the model's lanes, and the sum of their losses.
 at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t model, int micro);
+// Where several models share a backward: adds to `sum`, which `loss` becomes; true with the last.
+bool add_to(at::Tensor& sum, at::Tensor& loss, const Training& training);
 // A step's backwards on a rank that goes through several lanes.
 void run_lanes(Training& training);
 // What follows the backwards of a step.
 void rest_of_step(Training& training);
+
+// A scripted module of the net's tensors, with their names.
+torch::jit::Module script_of(Training& training, const Net& net);
 
 std::vector<std::string> optimizer_names();
 std::unique_ptr<Optimizer> make_optimizer(const Part& part,
