@@ -133,6 +133,15 @@ TEST(TrainTokenizer, StopsAtTheSizeOrWhenNothingIsFrequent) {
               HasSubstr("'x+' is not known"));
 }
 
+// With the square of a word's length it would take minutes.
+TEST(TrainTokenizer, TakesAWordOfMegabytes) {
+  constexpr size_t kBytes = size_t{2} << 20;
+  const std::string word(kBytes, 'x');
+  const auto tokenizer = train_tokenizer({word}, {.vocabulary = 257 + 20});
+  EXPECT_EQ(tokenizer.bytes_of(256 + 19).size(), size_t{1} << 20);
+  EXPECT_THAT(tokenizer.encode(word), ElementsAre(275, 275));
+}
+
 TEST(Trainer, AnAddedTokenOfTheTextIsNotMadeByMerging) {
   const std::vector<std::string_view> texts = {
       "END END ENDING END<|end|>END <|end|> ENDS e\u0301e e\u0301e"};
