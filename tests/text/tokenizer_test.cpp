@@ -84,6 +84,11 @@ TEST(Tokenizer, AddedTokensTheLongestFirst) {
             (Ids{id("<a>"), id("<a>b"), id("<a"), id("\u00e9")}));
   // Not special ones are always found; before normalisation.
   EXPECT_EQ(tokenizer.encode("<a>", {.special = false}), (Ids{id("<a>")}));
+  EXPECT_EQ(tokenizer.encode("<a><a", {.special = false, .added = false}).size(), 5U);
+  EXPECT_EQ(tokenizer.encode("<a>b", {.added = false}), (Ids{id("<a>b")}));
+  // What is text is so as a whole, as in `tokenizers`.
+  EXPECT_EQ(tokenizer.encode("<a>", {.added = false}).size(), 3U);
+  EXPECT_EQ(tokenizer.encode("<a>b", {.special = false}).size(), 4U);
   EXPECT_NE(tokenizer.encode("e\u0301"), (Ids{id("\u00e9")}));
 }
 
