@@ -57,24 +57,32 @@ std::string symbols_of_bytes(std::string_view bytes) {
   return out;
 }
 
-void AddedTokens::add(std::string_view content, int32_t id) {
+void AddedTokens::add(const std::string& content, int32_t id, bool special) {
   const auto first = static_cast<uint8_t>(content.front());
   auto& same = by_first_[first];
   if (same.empty()) first_.push_back(content.front());
   const auto shorter = std::find_if(same.begin(), same.end(), [&](uint32_t i) {
-    return tokens_[i].first.size() < content.size();
+    return tokens_[i].content.size() < content.size();
   });
   same.insert(shorter, static_cast<uint32_t>(tokens_.size()));
-  tokens_.emplace_back(content, id);
+  tokens_.push_back({content, id, special});
 }
 
-AddedTokens::Found AddedTokens::find(std::string_view text, size_t from) const {
+AddedTokens::Found AddedTokens::find(std::string_view text, size_t from,
+                                     EncodeOptions options) const {
   for (size_t i = text.find_first_of(first_, from); i != text.npos;
-       i = text.find_first_of(first_, i + 1)) {
-    for (const uint32_t token : by_first_[static_cast<uint8_t>(text[i])]) {
-      const auto& [content, id] = tokens_[token];
-      if (text.compare(i, content.size(), content) == 0) return {i, content.size(), id};
+       i = text.find_first_of(first_, i)) {
+    const auto& same = by_first_[static_cast<uint8_t>(text[i])];
+    const auto longest = std::find_if(same.begin(), same.end(), [&](uint32_t token) {
+      return text.substr(i).starts_with(tokens_[token].content);
+    });
+    if (longest == same.end()) {
+      ++i;
+      continue;
     }
+    const auto& [content, id, special] = tokens_[*longest];
+    if (special ? options.special : options.added) return {i, content.size(), id};
+    i += content.size();
   }
   return {text.size(), 0, -1};
 }
@@ -101,9 +109,7 @@ Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(g
     added[id] = token;
     const bool nfc = token.normalized && model.nfc;
     const std::string content = nfc ? to_nfc(token.content) : token.content;
-    auto& tokens = token.normalized ? normalized_ : raw_;
-    tokens[0].add(content, id);
-    if (!token.special) tokens[1].add(content, id);
+    (token.normalized ? normalized_ : raw_).add(content, id, token.special);
   }
   for (size_t id = 0; id < bytes.size(); ++id) {
     if (known[id] != 0) ids.emplace(bytes[id], static_cast<int32_t>(id));
@@ -149,10 +155,9 @@ std::unique_ptr<WordCache> Tokenizer::Parts::take_cache() const {
 void Tokenizer::Parts::encode(std::string_view text, EncodeOptions options,
                               std::vector<int32_t>& out) const {
   auto cache = take_cache();
-  const auto& tokens = raw_[options.special ? 0 : 1];
   size_t from = 0;
   while (from < text.size()) {
-    const auto found = tokens.find(text, from);
+    const auto found = raw_.find(text, from, options);
     const std::string_view before = text.substr(from, found.begin - from);
     if (!model.nfc || !may_change_in_nfc(before)) {
       encode_normalized(before, options, *cache, out);
@@ -168,11 +173,10 @@ void Tokenizer::Parts::encode(std::string_view text, EncodeOptions options,
 
 void Tokenizer::Parts::encode_normalized(std::string_view text, EncodeOptions options,
                                          WordCache& cache, std::vector<int32_t>& out) const {
-  const auto& tokens = normalized_[options.special ? 0 : 1];
-  if (tokens.empty()) return encode_words(text, cache, out);
+  if (normalized_.empty()) return encode_words(text, cache, out);
   size_t from = 0;
   while (from < text.size()) {
-    const auto found = tokens.find(text, from);
+    const auto found = normalized_.find(text, from, options);
     encode_words(text.substr(from, found.begin - from), cache, out);
     if (found.bytes != 0) out.push_back(found.id);
     from = found.begin + found.bytes;

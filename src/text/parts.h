@@ -21,18 +21,24 @@ namespace lockstep::text {
 // Added tokens by their first byte, the longest first.
 class AddedTokens {
  public:
-  void add(std::string_view content, int32_t id);
+  void add(const std::string& content, int32_t id, bool special);
   bool empty() const { return tokens_.empty(); }
 
   struct Found {
     size_t begin, bytes;
     int32_t id;
   };
-  // The first one at `from` or after; `bytes` is 0 when there is none.
-  Found find(std::string_view text, size_t from) const;
+  // The first one at `from` or after that the options look for; `bytes` is 0 when there is none.
+  // One that they do not is text as a whole, also where another one stands in it.
+  Found find(std::string_view text, size_t from, EncodeOptions options) const;
 
  private:
-  std::vector<std::pair<std::string, int32_t>> tokens_;
+  struct Token {
+    std::string content;
+    int32_t id;
+    bool special;
+  };
+  std::vector<Token> tokens_;
   std::array<std::vector<uint32_t>, 256> by_first_;  // indices into tokens_
   std::string first_;                                // the bytes they begin with
 };
@@ -68,8 +74,7 @@ struct Tokenizer::Parts {
   std::unique_ptr<WordCache> take_cache() const;
 
   std::unique_ptr<Merges> merges_;
-  // Before and after normalisation; in [1] without the special ones.
-  std::array<AddedTokens, 2> raw_, normalized_;
+  AddedTokens raw_, normalized_;  // those of the text before and after normalisation
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<WordCache>> caches_;  // that no call uses
 };

@@ -134,21 +134,24 @@ class Training {
     std::vector<Pair> grown;
     for (const uint32_t index : words) {
       auto& [ids, count] = words_[index];
-      for (size_t i = 0; i + 1 < ids.size(); ++i) {
-        if (Pair(ids[i], ids[i + 1]) != pair) continue;
-        if (i > 0) {
-          change({ids[i - 1], pair.first}, -count, index);
-          change({ids[i - 1], whole}, count, index);
-          grown.emplace_back(ids[i - 1], whole);
+      size_t kept = 0;  // ids in front, with the pair merged; a word may be a file without a space
+      for (size_t i = 0; i < ids.size(); ++i, ++kept) {
+        ids[kept] = ids[i];
+        if (i + 1 == ids.size() || Pair(ids[i], ids[i + 1]) != pair) continue;
+        ids[kept] = whole;
+        ++i;
+        if (kept > 0) {
+          change({ids[kept - 1], pair.first}, -count, index);
+          change({ids[kept - 1], whole}, count, index);
+          grown.emplace_back(ids[kept - 1], whole);
         }
-        if (i + 2 < ids.size()) {
-          change({pair.second, ids[i + 2]}, -count, index);
-          change({whole, ids[i + 2]}, count, index);
-          grown.emplace_back(whole, ids[i + 2]);
+        if (i + 1 < ids.size()) {
+          change({pair.second, ids[i + 1]}, -count, index);
+          change({whole, ids[i + 1]}, count, index);
+          grown.emplace_back(whole, ids[i + 1]);
         }
-        ids[i] = whole;
-        ids.erase(ids.begin() + static_cast<long>(i) + 1);
       }
+      ids.resize(kept);
     }
     uses_.erase(pair);
     std::sort(grown.begin(), grown.end());

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
+#include <tuple>
 
 namespace lockstep::rl {
 namespace {
@@ -23,8 +25,8 @@ struct World : Environment {
   Reward evaluate(std::span<const Message> log, End why) override {
     if (dies_at == "evaluate") throw EnvironmentError("dead");
     ++evaluated;
-    return {.value = why == End::UserStop || why == End::AgentStop ? 1.0 : 0.0,
-            .parts = {{"messages", static_cast<double>(log.size())}}};
+    return {.value = why == End::UserStop || why == End::AgentStop ? most : 0.0,
+            .parts = {{"messages", per_message * static_cast<double>(log.size())}}};
   }
   std::string state_hash() const override { return ""; }
 
@@ -32,6 +34,7 @@ struct World : Environment {
   std::string stop_tool;
   std::vector<Message> history;
   bool fails = false;
+  double most = 1, per_message = 1;
   int evaluated = 0;
 };
 
@@ -171,6 +174,28 @@ TEST(EpisodeTurns, ADeadEnvironmentCostsTheEpisode) {
     world.dies_at.clear();
     episode.begin(kTask, 1);
     EXPECT_FALSE(episode.over());
+  }
+}
+
+TEST(EpisodeTurns, ARewardThatIsNotFiniteCostsTheEpisode) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinite = std::numeric_limits<double>::infinity();
+  for (const auto& [most, per_message, note] :
+       {std::tuple(nan, 1.0, "the environment of d/train/1 gave a reward of nan"),
+        std::tuple(-infinite, 1.0, "gave a reward of -inf"),
+        std::tuple(1.0, infinite, "gave a part messages of the reward of inf")}) {
+    World world;
+    world.most = most;
+    world.per_message = per_message;
+    User user;
+    Episode episode(world, user);
+    episode.begin(kTask, 1);
+    episode.agent_says("Bye.");
+    EXPECT_EQ(episode.reward().value, 0);
+    EXPECT_THAT(episode.reward().note, testing::HasSubstr(note));
+    EXPECT_TRUE(episode.reward().parts.empty());
+    EXPECT_EQ(episode.why(), End::EnvError);
+    EXPECT_EQ(world.evaluated, 1);
   }
 }
 

@@ -84,6 +84,11 @@ TEST(Tokenizer, AddedTokensTheLongestFirst) {
             (Ids{id("<a>"), id("<a>b"), id("<a"), id("\u00e9")}));
   // Not special ones are always found; before normalisation.
   EXPECT_EQ(tokenizer.encode("<a>", {.special = false}), (Ids{id("<a>")}));
+  EXPECT_EQ(tokenizer.encode("<a><a", {.special = false, .added = false}).size(), 5U);
+  EXPECT_EQ(tokenizer.encode("<a>b", {.added = false}), (Ids{id("<a>b")}));
+  // What is text is so as a whole, as in `tokenizers`.
+  EXPECT_EQ(tokenizer.encode("<a>", {.added = false}).size(), 3U);
+  EXPECT_EQ(tokenizer.encode("<a>b", {.special = false}).size(), 4U);
   EXPECT_NE(tokenizer.encode("e\u0301"), (Ids{id("\u00e9")}));
 }
 
@@ -131,6 +136,15 @@ TEST(TrainTokenizer, StopsAtTheSizeOrWhenNothingIsFrequent) {
               HasSubstr("vocabulary=256 is too small"));
   EXPECT_THAT(message_of<ConfigError>([] { train_tokenizer({"x"}, {.pattern = "x+"}); }),
               HasSubstr("'x+' is not known"));
+}
+
+// With the square of a word's length it would take minutes.
+TEST(TrainTokenizer, TakesAWordOfMegabytes) {
+  constexpr size_t kBytes = size_t{2} << 20;
+  const std::string word(kBytes, 'x');
+  const auto tokenizer = train_tokenizer({word}, {.vocabulary = 257 + 20});
+  EXPECT_EQ(tokenizer.bytes_of(256 + 19).size(), size_t{1} << 20);
+  EXPECT_THAT(tokenizer.encode(word), ElementsAre(275, 275));
 }
 
 TEST(Trainer, AnAddedTokenOfTheTextIsNotMadeByMerging) {

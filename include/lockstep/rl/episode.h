@@ -37,7 +37,8 @@ struct Limits {
 //   while (!episode.over()) seen = episode.agent_says(generate(seen));
 //   double reward = episode.reward().value;
 //
-// An environment that dies ends its episode with End::EnvError and reward 0; nothing is thrown.
+// An environment that dies, or gives a reward that is not finite, ends its episode with
+// End::EnvError and reward 0; nothing is thrown.
 class Episode {
  public:
   // Keeps references to both. Throws ConfigError for limits below 1.
@@ -81,6 +82,7 @@ class Episode {
   std::vector<Message> malformed(std::string_view text, const std::string& fault);
   std::vector<Message> user_speaks();
   void fail(const EnvironmentError& error);
+  void check_finite() const;
 
   Environment* environment_;
   UserSimulator* user_;

@@ -49,6 +49,8 @@ struct EncodeOptions {
   // False: special tokens in the text are text. For what users write: a message must not be able to
   // end itself with "<|im_end|>".
   bool special = true;
+  // False: other added tokens in the text, such as Qwen's "<tool_response>", are text, too.
+  bool added = true;
 };
 
 // Options of decode().

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -140,6 +141,18 @@ std::vector<Message> Episode::user_speaks() {
                                      name_of(scene_.task), kMostUserCalls));
 }
 
+// A sum with NaN is NaN, and no file of results can hold one.
+void Episode::check_finite() const {
+  const auto check = [&](std::string_view what, double value) {
+    if (std::isfinite(value)) return;
+    throw EnvironmentError(fmt::format("[rl] Episode: the environment of {} gave {} {}",
+                                       name_of(scene_.task), what, value));
+  };
+  check("a reward of", reward_.value);
+  for (const auto& [name, value] : reward_.parts)
+    check("a part " + name + " of the reward of", value);
+}
+
 void Episode::stop(End why) {
   if (!over()) why_ = why;
 }
@@ -152,6 +165,7 @@ const Reward& Episode::reward() {
   try {
     reward_ = environment_->evaluate(log_, why_);
     is_evaluated_ = true;
+    check_finite();
   } catch (const EnvironmentError& error) {
     fail(error);
   }

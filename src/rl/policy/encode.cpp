@@ -20,7 +20,7 @@ std::vector<int32_t> encode_chat(const text::Tokenizer& tokenizer, std::string_v
   if (text.find(kGuard) == std::string_view::npos) return tokenizer.encode(text);
   std::vector<int32_t> out;
   const auto add = [&](std::string_view part) {
-    const auto ids = tokenizer.encode(unguarded(part), {.special = false});
+    const auto ids = tokenizer.encode(unguarded(part), {.special = false, .added = false});
     out.insert(out.end(), ids.begin(), ids.end());
   };
   size_t begin = 0;
