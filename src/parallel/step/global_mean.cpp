@@ -36,7 +36,12 @@ double total_of(const Group& group, double count, std::string_view label) {
                  "multiply all weights, so that they are");
   }
   at::Tensor total = at::full({1}, count, at::kDouble);
-  group.all_reduce(total, ReduceOp::Sum, {.label = label}).wait();
+  group
+      .all_reduce(total, ReduceOp::Sum,
+                  {.label = label,
+                   .advice = "or a rank without a batch in a Join does not make it: finish() takes "
+                             "what follows backward() in a step"})
+      .wait();
   check_total(total.item<double>(), group);
   return total.item<double>();
 }

@@ -12,6 +12,7 @@
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -122,6 +123,29 @@ TEST(JoinRest, AnIgnoredParameterStaysAsItIsOnARankWithoutABatch) {
     EXPECT_TRUE(at::equal(net.third->bias, own));
     net.third->bias.data().zero_();
     check_same(net, world);
+  });
+}
+
+// The error says where the call belongs that the rank without a batch does not make.
+TEST(JoinRest, AMeanThatFinishWasNotGivenIsTold) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world);
+    GlobalMean mean(world);
+    const std::string message = message_of<CommError>([&] {
+      Join join({ddp});
+      for (int step = 0; step <= world.rank(); ++step) {
+        ddp.zero_grad();
+        square_loss(net, world.rank(), step).backward();
+        mean.add(1);
+        mean.scale_gradients_(net.parameters());
+      }
+      join.finish();
+    });
+    if (world.rank() == 1) {
+      EXPECT_THAT(message,
+                  ::testing::HasSubstr("finish() takes what follows backward() in a step)"));
+    }
   });
 }
 
