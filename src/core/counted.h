@@ -1,4 +1,5 @@
-// Numbers with what they count: "1 rank", "2 ranks".
+// Numbers with what they count: "1 rank", "12345 ranks". train/report/text.h has the same with
+// commas, so that in lockstep::train this one is called by its full name.
 #pragma once
 
 #include <cstdint>

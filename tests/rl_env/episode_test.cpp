@@ -183,7 +183,7 @@ TEST(EpisodeTurns, ARewardThatIsNotFiniteCostsTheEpisode) {
   for (const auto& [most, per_message, note] :
        {std::tuple(nan, 1.0, "the environment of d/train/1 gave a reward of nan"),
         std::tuple(-infinite, 1.0, "gave a reward of -inf"),
-        std::tuple(1.0, infinite, "gave a part messages of the reward of inf")}) {
+        std::tuple(1.0, infinite, "gave a reward with messages = inf")}) {
     World world;
     world.most = most;
     world.per_message = per_message;

@@ -231,7 +231,7 @@ def test_the_shares_of_a_single_report_are_seen(folder):
 
 
 def test_a_table_of_runs_has_their_values_of_the_same_step(folder):
-    """The second run reports every 20 steps, the first every 10."""
+    """The second run reports every 20 steps, the first every 10, and of the second's first 10 nothing is known."""
     write_log(folder / "a", reports=10)
     write_log(folder / "b", reports=5)
     log = folder / "b" / "metrics.jsonl"
@@ -247,7 +247,8 @@ def test_a_table_of_runs_has_their_values_of_the_same_step(folder):
     text, said = browse(page, folder)
     assert not said, said
     rows = re.findall(r'<tr><td class="n">(\d+)</td><td class="n">(.*?)</td><td class="n">(.*?)</td></tr>', text)
-    assert ("40", "0.5", "1") in rows and ("100", "0.2", "0.4") in rows, rows[:10]
+    for row in (("10", "2", ""), ("40", "0.5", "1"), ("100", "0.2", "0.4")):
+        assert row in rows, rows[:10]
 
 
 def test_ranks_that_left_are_no_crosses_and_names_spoil_no_chart(folder):

@@ -53,6 +53,8 @@ TEST_F(ConfigCommands, InitReplacesNothingUnlessTold) {
   EXPECT_EQ(test::contents(file), starter_config());
   EXPECT_EQ(lockstep_tool("config init -").said, starter_config());
   EXPECT_EQ(lockstep_tool("config init /none/run.yaml").status, 1);
+  EXPECT_THAT(lockstep_tool("config init --force " + folder_.path()).said,
+              HasSubstr("a folder: name a file in it"));
 }
 
 // Beyond the limit of a file's size, as on a full disk. Not under ThreadSanitizer, whose runtime

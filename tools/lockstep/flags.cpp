@@ -103,7 +103,9 @@ const std::map<std::string, std::string>& flags_of_others() {
       {"--deepspeed", deepspeed},
       {"--zero_stage", deepspeed},
       {"--gradient_accumulation_steps", programs},
-      {"--gradient_clipping", programs},
+      {"--gradient_clipping",
+       "the program decides that: it is max_grad_norm of its Trainer (docs/trainer.md), or "
+       "training.max_grad_norm of lockstep train (docs/configuration.md)"},
       {"--enable_cpu_affinity", "write --bind numa"},
   };
   return flags;
@@ -274,7 +276,8 @@ void refuse_flag(const CLI::App& command, const std::string& word, const std::st
   };
   const std::string meant = meant_by(command, word, next);
   if (!meant.starts_with(':')) {
-    refuse_as(name, equals == word.npos ? (number_of(next) ? next : "N") : word.substr(equals + 1));
+    const std::string value = equals == word.npos ? next : word.substr(equals + 1);
+    refuse_as(name, number_of(value) ? value : "N");
   }
   if (!word.starts_with("--") && number_of(word.substr(2))) {
     refuse_as(word.substr(0, 2), word.substr(2));

@@ -149,8 +149,7 @@ void Episode::check_finite() const {
                                        name_of(scene_.task), what, value));
   };
   check("a reward of", reward_.value);
-  for (const auto& [name, value] : reward_.parts)
-    check("a part " + name + " of the reward of", value);
+  for (const auto& [name, value] : reward_.parts) check("a reward with " + name + " =", value);
 }
 
 void Episode::stop(End why) {

@@ -312,8 +312,8 @@ void Settings::read_environment() {
   } else if (tls) {
     refuse("LOCKSTEP_TLS", *tls, "neither 0 nor 1");
   }
-  // accelerate's, which `lockstep run --config_file` sets for the ranks. It is "no" also when
-  // nothing was said, other than by a flag, of which ours tells.
+  // accelerate's, which `lockstep run --config_file` sets for the ranks, to "no" also where nothing
+  // was said. LOCKSTEP_MIXED_PRECISION tells that a flag said "no".
   const auto precision = env_text("ACCELERATE_MIXED_PRECISION");
   if (precision && (*precision != "no" || env_text("LOCKSTEP_MIXED_PRECISION") == "no")) {
     take("ACCELERATE_MIXED_PRECISION", "mixed_precision.dtype", *precision);

@@ -270,7 +270,7 @@ void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
                      "long{}.",
                      rank_of(run, slowest), short_time(longer), times,
                      was_slow        ? "; a warning says which rank was slow for a time"
-                     : times > kSlow ? ", of a time that is too short to matter"
+                     : times > kSlow ? ": a difference that is too short to matter"
                                      : "")});
   }
 }

@@ -181,6 +181,8 @@ TEST(Flags, ThoseOfMpirunSayWhatToWrite) {
 }
 TEST(Flags, ThoseOfAccelerateThatAreNotTheLaunchersSayWhose) {
   expect_usage_error({"run", "--num_gpus", "2", "true"}, "write --nproc-per-node 2");
+  expect_usage_error({"run", "--gpus=all", "true"}, "write --nproc-per-node N");
+  expect_usage_error({"train", "run.yaml", "--gradient_clipping", "1"}, "training.max_grad_norm");
   expect_usage_error({"run", "--use_deepspeed", "true"}, "DeepSpeed is not supported");
   expect_usage_error({"run", "--gradient_accumulation_steps=4", "true"}, "give it to its Trainer");
   expect_usage_error({"train", "run.yaml", "--gradient_accumulation_steps=4"},

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 #include "core/files/whole_file.h"
 #include "core/nearest.h"
@@ -95,6 +96,9 @@ int ConfigCommands::init() {
   if (new_file_ == "-") {
     fmt::print("{}", text);
     return 0;
+  }
+  if (std::filesystem::is_directory(new_file_)) {
+    throw ConfigError(fmt::format("[config] init: {}: a folder: name a file in it", new_file_));
   }
   const int error = force_ ? write_whole_file(new_file_, text) : write_new_file(new_file_, text);
   if (error == EEXIST && !force_) {

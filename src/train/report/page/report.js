@@ -178,6 +178,8 @@
 
   // Runs may report at different steps.
   const nearest = (points, at) => points.reduce((a, b) => (Math.abs(middle(b) - at) < Math.abs(middle(a) - at) ? b : a), points[0]);
+  // Whether a run had begun and not ended.
+  const reaches = (points, [first, last]) => points[0][0] <= last && first <= points[points.length - 1][1];
   // Lines: each of { label, swatch, points: [[first, last, mean, least, most], ...] }. Of a point whose mean is null no value was a
   // number; one whose mean is undefined is not there.
   const noted = (value, unit) => (value === null ? "not a number" : value === undefined ? "—" : units[unit](value));
@@ -216,7 +218,7 @@
       return "\n" + one.label + " " + noted(nearest(one.points, middle(own[index]))[2], spec.unit);
     }).join(""));
     if (all.length > 1) legend(plot, all.map((one) => [one.label, one.swatch]));
-    figures(plot, ["step", ...all.map((one) => one.label)], own.map((p) => [whole(p[1]), ...all.map((one) => { const q = nearest(one.points, middle(p)); return p[0] <= one.points[one.points.length - 1][1] ? noted(q[2], spec.unit) : ""; })]));
+    figures(plot, ["step", ...all.map((one) => one.label)], own.map((p) => [whole(p[1]), ...all.map((one) => (reaches(one.points, p) ? noted(nearest(one.points, middle(p))[2], spec.unit) : ""))]));
   };
 
   // Of a name, in all runs.
