@@ -235,7 +235,6 @@ TEST(Net, AGroupThatIsGivenUpEndsTheOthersWaits) {
   });
 }
 
-// As when its process ends.
 // As where there is no route: connect() says so at once.
 TEST(Net, AnAddressThatCannotBeCalledFailsWhoNeedsIt) {
   Ranks ranks(2, NetPayload::Plain, [](std::vector<std::string> addresses) {
@@ -250,6 +249,7 @@ TEST(Net, AnAddressThatCannotBeCalledFailsWhoNeedsIt) {
   });
 }
 
+// As when its process ends.
 TEST(Net, ARankThatEndsFailsWhoNeedsIt) {
   Ranks ranks(3);
   std::shared_ptr<NetJob> jobs[2];
