@@ -1,4 +1,4 @@
-// Numbers with what they count: "1 rank", "2 ranks".
+// Numbers with what they count: "1 rank", "2 ranks". train::counted() writes "1,234 steps".
 #pragma once
 
 #include <cstdint>

@@ -142,7 +142,7 @@ void lanes(const RunConfig& config, const Refuse& refuse) {
   if (!ranks || !hosts || *ranks * *hosts <= parallel.lanes || !launcher_of_rank().empty()) return;
   refuse("parallel.lanes",
          fmt::format("{} for {} ranks (launch.nproc_per_node{}): at least as many",
-                     counted(parallel.lanes, "lane"), *ranks * *hosts,
+                     lockstep::counted(parallel.lanes, "lane"), *ranks * *hosts,
                      *hosts > 1 ? ", launch.nnodes" : ""));
 }
 

@@ -72,7 +72,7 @@ void LogFile::take(const LogRecord& record, double unix_seconds, uint64_t missin
   if (missing_ > 0) {
     const Event event{.kind = "warning",
                       .text = fmt::format("{} of this log {} missing here",
-                                          counted(static_cast<int64_t>(missing_), "line"),
+                                          lockstep::counted(static_cast<int64_t>(missing_), "line"),
                                           missing_ == 1 ? "is" : "are"),
                       .advice = "Make room on the log's disk, or log less often."};
     if (write_line(log_line(event, unix_seconds))) missing_ = 0;
