@@ -119,6 +119,7 @@ ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors,
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors,
                                                      const ::c10d::AllreduceOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   const at::Tensor tensor = only(tensors, "all_reduce of sparse tensors");
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse && opts.reduceOp.op_ == ::c10d::ReduceOp::SUM,
                     "[lockstep] all_reduce of sparse tensors takes COO tensors and sums them");
