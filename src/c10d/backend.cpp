@@ -88,14 +88,12 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
   return child;
 }
 
-void ProcessGroup::startCoalescing() {
-  coalescing_.works.clear();
-  coalescing_.thread = std::this_thread::get_id();
-}
+void ProcessGroup::startCoalescing() { coalescing_.start(); }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::endCoalescing() {
-  TORCH_CHECK(coalescing_.is_here(), "[lockstep] endCoalescing() without startCoalescing()");
-  return c10::make_intrusive<CoalescedWork>(getRank(), coalescing_.end());
+  auto works = coalescing_.end();
+  TORCH_CHECK(works, "[lockstep] endCoalescing() without startCoalescing()");
+  return c10::make_intrusive<CoalescedWork>(getRank(), std::move(*works));
 }
 
 c10::intrusive_ptr<BackendWork> ProcessGroup::new_work(::c10d::OpType type,

@@ -32,8 +32,9 @@ void append(std::vector<Stage>& all, std::vector<Stage> more) {
 
 // The elements of all, combined into the first, as if the others were other ranks'.
 void combine(const Tensors& tensors, const ::c10d::ReduceOp& op) {
+  const at::Tensor& into = tensors[0];
+  const comm::Writing writing(into);
   for (size_t i = 1; i < tensors.size(); ++i) {
-    const at::Tensor& into = tensors[0];
     switch (op.op_) {
       case ::c10d::ReduceOp::SUM:
       case ::c10d::ReduceOp::AVG:
@@ -119,6 +120,7 @@ ProcessGroup::WorkPtr ProcessGroup::allreduce(Tensors& tensors,
 
 ProcessGroup::WorkPtr ProcessGroup::allreduce_sparse(Tensors& tensors,
                                                      const ::c10d::AllreduceOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
   const at::Tensor tensor = only(tensors, "all_reduce of sparse tensors");
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse && opts.reduceOp.op_ == ::c10d::ReduceOp::SUM,
                     "[lockstep] all_reduce of sparse tensors takes COO tensors and sums them");

@@ -5,7 +5,10 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -94,19 +97,35 @@ class ProcessGroup final : public ::c10d::Backend {
     bool async;
   };
 
-  // What the thread between startCoalescing() and endCoalescing() has started. Others may call
-  // meanwhile, as callbacks of futures do.
-  struct Coalescing {
-    std::atomic<std::thread::id> thread = {};
-    std::vector<c10::intrusive_ptr<BackendWork>> works = {};
-    bool is_here() const { return thread == std::this_thread::get_id(); }
+  // What threads between startCoalescing() and endCoalescing() have started, each for itself:
+  // callbacks of futures call in other threads meanwhile.
+  class Coalescing {
+   public:
+    using Works = std::vector<c10::intrusive_ptr<BackendWork>>;
+    void start() {
+      end();
+      const std::lock_guard lock(mutex_);
+      works_.try_emplace(std::this_thread::get_id());
+    }
+    bool is_here() {
+      const std::lock_guard lock(mutex_);
+      return works_.contains(std::this_thread::get_id());
+    }
     void add(const c10::intrusive_ptr<BackendWork>& work) {
-      if (is_here()) works.push_back(work);
+      const std::lock_guard lock(mutex_);
+      const auto found = works_.find(std::this_thread::get_id());
+      if (found != works_.end()) found->second.push_back(work);
     }
-    std::vector<c10::intrusive_ptr<BackendWork>> end() {
-      thread = std::thread::id();
-      return std::exchange(works, {});
+    // Nothing where this thread has not started.
+    std::optional<Works> end() {
+      const std::lock_guard lock(mutex_);
+      auto ended = works_.extract(std::this_thread::get_id());
+      return ended ? std::optional(std::move(ended.mapped())) : std::nullopt;
     }
+
+   private:
+    std::mutex mutex_;
+    std::map<std::thread::id, Works> works_;
   };
   // A call between startCoalescing() and endCoalescing() that throws leaves the one without the
   // other; what was started in between ends by itself. Every call that may throw begins with it.
@@ -114,7 +133,7 @@ class ProcessGroup final : public ::c10d::Backend {
     Coalescing& coalescing;
     const int exceptions = std::uncaught_exceptions();
     ~CoalescingGuard() {
-      if (std::uncaught_exceptions() > exceptions && coalescing.is_here()) coalescing.end();
+      if (std::uncaught_exceptions() > exceptions) coalescing.end();
     }
   };
 

@@ -1,11 +1,9 @@
 #include "c10d/tensors.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "comm/assign.h"
@@ -23,10 +21,9 @@ at::Tensor pairs(const at::Tensor& tensor) {
   return at::view_as_real(tensor.detach());
 }
 
-// Also where the tensor was made in an InferenceMode, outside of which libtorch refuses it.
+// libtorch refuses it where it would refuse to write the tensor.
 at::Tensor coalesced(const at::Tensor& tensor) {
-  std::optional<c10::InferenceMode> inference;
-  if (tensor.is_inference()) inference.emplace();
+  const comm::Writing writing(tensor);
   return tensor.coalesce();
 }
 

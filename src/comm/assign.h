@@ -1,4 +1,4 @@
-// Results into a caller's tensor.
+// Results into a caller's tensor, in any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,21 @@
 
 namespace lockstep::comm {
 
-// Also where the tensor was made in an InferenceMode that has ended, outside of which libtorch
-// writes to none.
+// While the tensor is written. One that was made in an InferenceMode libtorch writes only in a
+// thread that is in one.
+class Writing {
+ public:
+  [[nodiscard]] explicit Writing(const at::Tensor& target) {
+    if (target.is_inference()) inference_.emplace();
+  }
+
+ private:
+  const at::NoGradGuard no_grad_;
+  std::optional<c10::InferenceMode> inference_;
+};
+
 inline void assign(const at::Tensor& target, const at::Tensor& values) {
-  const at::NoGradGuard no_grad;
-  std::optional<c10::InferenceMode> inference;
-  if (target.is_inference()) inference.emplace();
+  const Writing writing(target);
   target.copy_(values);
 }
 

@@ -35,15 +35,19 @@ TEST_P(Coalescing, IsOfWhatIsStartedTogether) {
   });
 }
 
-// Callbacks of futures call in other threads.
+// Callbacks of futures call in other threads, and may coalesce themselves.
 TEST_P(Coalescing, IsOfTheCallsOfOneThread) {
   spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
     const int size = backend.getSize();
-    Tensors first{at::ones({9})}, second{at::ones({9})};
+    Tensors first{at::ones({9})}, second{at::ones({9})}, third{at::ones({9})};
     backend.startCoalescing();
     std::thread([&] {
       backend.allreduce(first, {.asyncOp = false});
       EXPECT_EQ(first[0][0].item<int>(), size);
+      backend.startCoalescing();
+      backend.allreduce(third);
+      backend.endCoalescing()->wait();
+      EXPECT_EQ(third[0][0].item<int>(), size);
     }).join();
     backend.allreduce(second);
     const auto work = backend.endCoalescing();
@@ -71,6 +75,7 @@ TEST_P(Coalescing, GoesOnAfterAnExceptionInBetween) {
     const std::vector<std::function<void()>> wrong{
         [&] { backend.allreduce_coalesced(second, {{.reduceOp = bxor}}); },
         [&] { backend.allreduce(second, {.reduceOp = bxor}); },
+        [&] { backend.allreduce_sparse(second); },
         [&] { backend.broadcast(none); },
         [&] { backend.reduce(second, {.reduceOp = bxor}); },
         [&] { backend.allgather(no_lists, second); },

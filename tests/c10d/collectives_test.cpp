@@ -145,6 +145,17 @@ TEST(SeveralTensors, CountAsRanks) {
     Tensors two{at::full({3}, rank + 1.f), at::full({3}, 10.f)};
     backend.allreduce(two)->wait();
     for (const at::Tensor& tensor : two) expect_equal("allreduce", tensor, at::full({3}, 23.f));
+    for (const auto op : {ReduceOp::SUM, ReduceOp::MAX}) {
+      {
+        const c10::InferenceMode inference;
+        two = {at::full({3}, rank + 1.f), at::full({3}, 10.f)};
+      }
+      backend.allreduce(two, {.reduceOp = op})->wait();
+      const c10::InferenceMode inference;
+      for (const at::Tensor& tensor : two)
+        expect_equal("an InferenceMode's", tensor,
+                     at::full({3}, op == ReduceOp::SUM ? 23.f : 10.f));
+    }
     two = {at::full({3}, float(rank)), at::full({3}, 5.f + rank)};
     backend.broadcast(two, {.rootRank = 1, .rootTensor = 1})->wait();
     for (const at::Tensor& tensor : two) expect_equal("broadcast", tensor, at::full({3}, 6.f));

@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "comm/assign.h"
 #include "comm/direct/job.h"
 #include "comm/gloo/link.h"
 #include "comm/gloo/wire.h"
@@ -217,7 +218,7 @@ GlooCall GlooOps::reduce_scatter(const Request& request) {
   return {{reduce_all(wire.tensor, wire.op)},
           [unpack = std::move(wire.unpack), all, target, offset, size = group_->getSize()] {
             unpack(all, size);
-            target.copy_(all.narrow(0, offset, target.numel()));
+            assign(target, all.narrow(0, offset, target.numel()));
           }};
 }
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/assign.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -55,12 +57,13 @@ Wire wire_of(const at::Tensor& source, ReduceOp op) {
   if (dtype == at::kBool) {
     const at::Tensor bytes = flat.view(at::kByte);
     return {bytes, is_any(op) ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN,
-            [bytes](const at::Tensor& target, int) { target.copy_(bytes); }};
+            [bytes](const at::Tensor& target, int) { assign(target, bytes); }};
   }
   const at::Tensor wire = dtype == at::kShort        ? flat.to(at::kInt)
                           : at::isComplexType(dtype) ? at::view_as_real(flat)
                                                      : flat;
   return {wire, op_of(op), [wire, op](const at::Tensor& target, int size) {
+            const Writing writing(target);
             if (!target.is_alias_of(wire)) target.copy_(wire);
             if (op != ReduceOp::Average) return;
             if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true)) {

@@ -71,6 +71,9 @@ dist.all_to_all_single(
     out, torch.full((1,), 5.0), [int(r == cpp) for r in range(2)], [int(r == cpp) for r in range(2)]
 )
 check("all_to_all of one", out, torch.full((1,), 7.0))
+t = torch.full((2,), 3.0)
+dist.all_reduce(t)
+check("the sum of an average", t, torch.full((2,), 10.0))
 out = torch.zeros(4)
 dist.reduce_scatter_tensor(out, torch.arange(8.0) * (rank + 1))
 check("reduce_scatter", out, torch.arange(4.0 * rank, 4.0 * rank + 4) * 3)

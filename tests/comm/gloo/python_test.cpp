@@ -22,6 +22,12 @@ void check(const char* what, const at::Tensor& got, const at::Tensor& want) {
   EXPECT_TRUE(got.equal(want)) << what << ": got " << got << ", want " << want;
 }
 
+// Which libtorch itself would not write outside of its mode.
+at::Tensor of_inference(at::IntArrayRef sizes, float value) {
+  const c10::InferenceMode inference;
+  return at::full(sizes, value);
+}
+
 void exchange_nothing(const Group& group, int python) {
   const at::Tensor none = at::zeros({0});
   const std::vector<at::Tensor> nothing{none, none};
@@ -84,7 +90,10 @@ void talk_to_python(const Group& group) {
   }
   exchange_nothing(group, python);
   exchange_one(group, python);
-  at::Tensor out = at::zeros({4});
+  const at::Tensor mean = of_inference({2}, 7);
+  group.all_reduce(mean, comm::ReduceOp::Average).wait();
+  check("average", mean, at::full({2}, 5.f));
+  at::Tensor out = of_inference({4}, 0);
   group.reduce_scatter(out, at::arange(8, at::kFloat) * (group.rank() + 1)).wait();
   check("reduce_scatter", out, at::arange(4 * group.rank(), 4 * group.rank() + 4, at::kFloat) * 3);
   group.all_to_all(out, at::full({4}, static_cast<float>(group.rank()))).wait();
