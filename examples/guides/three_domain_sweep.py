@@ -5,7 +5,8 @@
   three_domain_sweep.py build/release/bin/three_domain runs/sweep --num-gpus 8 --model Qwen3-4B
 
 What follows the folder goes to every run. Without --model the learning rates are as many times the tiny
-model's default as the guides' are times theirs. Runs that have ended are not made again.
+model's default as the guides' are times theirs. Runs that have ended are not made again; with other flags
+than theirs the sweep ends.
 """
 import json
 import pathlib
@@ -27,15 +28,6 @@ def settings(rate):
     }
 
 
-def is_done(folder):
-    results = folder / "results.json"
-    if not results.exists():
-        return False
-    matrix = json.loads(results.read_text())["matrix"]
-    rows, columns = matrix["R"], matrix["columns"]
-    return len(rows) == len(columns) + 1 and len(rows[-1]) == len(columns)
-
-
 def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
@@ -44,15 +36,14 @@ def main():
     lines = []
     for name, flags in settings(1e-6 if has_model else 3e-4).items():
         own = folder / name.replace(" ", "_")
-        if not is_done(own):
-            words = [word for flag, value in flags.items()
-                     for word in ([flag] if value is None else [flag, str(value)])]
-            status = subprocess.run([program, *words, "--output-dir", str(own), "--resume", *rest]).returncode
-            if status != 0:
-                sys.exit(f"{name}: {program} ended with status {status}; start the sweep again to continue")
+        # One that has ended only writes its results again, and one with other flags refuses these.
+        words = [word for flag, value in flags.items() for word in ([flag] if value is None else [flag, str(value)])]
+        status = subprocess.run([program, *words, "--output-dir", str(own), "--resume", *rest]).returncode
+        if status != 0:
+            sys.exit(f"{name}: {program} ended with status {status}; start the sweep again to continue")
         matrix = json.loads((own / "results.json").read_text())["matrix"]
-        last = matrix["R"][-1]
-        learnt = [matrix["R"][j + 1][j] for j in range(len(last))]
+        rows, last = matrix["R"], matrix["R"][-1]
+        learnt = [rows[min(j + 1, len(rows) - 1)][j] for j in range(len(last))]  # a joint run has one stage
         average, when_learnt = sum(last) / len(last), sum(learnt) / len(learnt)
         lines.append([name, *(f"{x:.3f}" for x in [*last, average, when_learnt])])
     head = ["setting", *matrix["columns"], "average", "when learnt"]

@@ -251,6 +251,20 @@ TEST(GrpoLoss, AtTheReferenceHasNoDivergenceAndStillAGradient) {
   });
 }
 
+TEST(GrpoLoss, TellsASmallDivergenceFromNone) {
+  isolated([] {
+    const at::Tensor log_probs = tensor(kLogProbs, torch::kFloat);
+    const at::Tensor reference = log_probs + 1e-5;
+    const at::Tensor d = (reference - log_probs).to(torch::kDouble);
+    const auto loss = rl::grpo_loss({.log_probs = log_probs,
+                                     .reference = reference,
+                                     .advantages = torch::zeros(6),
+                                     .weights = torch::ones(6)});
+    const double want = (d * d).sum().item<double>() / 2;
+    EXPECT_NEAR(loss.kl.item<double>(), want, 1e-4 * want);
+  });
+}
+
 // At a tie of the ratio and the cut ratio, what counts is the ratio.
 TEST(GrpoLoss, HasItsWholeGradientWithNothingToClipTo) {
   isolated([] {

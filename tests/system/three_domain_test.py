@@ -72,6 +72,17 @@ def test_the_guides_smoke_test_leaves_every_file_in_seconds(folder):
     longer.expect(out=r" in 4 iterations of 16 x 8")
 
 
+def test_a_sweep_does_not_take_runs_with_other_flags_for_its_own(folder):
+    small = [word for flag, value in SMALL.items() for word in (flag, value) if flag != "--group-size"]
+    words = [sys.executable, SOURCE / "examples/guides/three_domain_sweep.py", BIN / "three_domain", folder + "/sweep",
+             "--num-gpus", 1, "--iterations", 1, "--order", "airline,retail", "--joint", "--quiet", *small]
+    cache = {"XDG_CACHE_HOME": folder + "/cache"}
+    done = run(*words, limit_s=600, **cache)
+    done.expect(out=[r"^setting +airline +retail +average +when learnt$", r"^no GRPO +0\.\d{3} "])
+    again = run(*words, "--seed", 7, **cache)
+    again.expect(1, err=[r"sweep/baseline has another run; here: --seed 7", r"baseline: .* ended with status 2"])
+
+
 def test_a_rank_of_mpirun_starts_none(folder):
     rank = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
     says = lambda number: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run",

@@ -256,7 +256,9 @@ GrpoLoss grpo_loss(const GrpoTokens& tokens, const GrpoOptions& options) {
     const at::Tensor difference = tokens.reference - now;
     const at::Tensor k3 = difference.exp() - difference - 1;
     each = each + options.beta * k3;
-    out.kl = k3.detach().sum(at::kDouble);
+    // For logs: near 0 the sum above is the rounding of 1, of either sign.
+    const at::Tensor exact = difference.detach().to(at::kDouble);
+    out.kl = (exact.expm1() - exact).sum();
   }
   out.loss = (each * tokens.weights).sum();
   const at::Tensor r = ratio.detach();
