@@ -17,8 +17,9 @@ namespace lockstep::parallel {
 // only; backward runs them again, with the same random numbers and the same Autocast. Gradients are
 // the same, to the bit unless the caller uses an argument once more that the module uses several
 // times: then those are added in another order. Buffers change as in one run: the second begins
-// with what the first began with, and leaves what it finds. Where no gradient is needed, modules
-// run as usual.
+// with what the first began with, and leaves what it finds. They have to change in place: where
+// forward() puts another tensor in a buffer's place, a ConfigError names it. Where no gradient is
+// needed, modules run as usual.
 // A forward may return tensors, or assign them to arguments that it takes by reference (call.h):
 // its second run gets the arguments as they were. What the second run would change again is refused
 // by a ConfigError that names the module: an argument that was changed in place, and a pointer to
@@ -29,13 +30,15 @@ namespace lockstep::parallel {
 // backward by an error: a ConfigError, or libtorch's "backward through the graph a second time"
 // where the other use comes later in backward. Results without a history (detached ones) have none
 // here, either. What forward() keeps in plain members (a counter, a hidden state, a mask that the
-// model sets before the call) is not put back for the second run: let it be an argument or a
-// buffer. ConfigError where the second run returns other sizes, dtypes or, on CPUs, clearly other
-// values, and where a parameter was changed in place since forward() began. Right under Ddp, and
-// with Fsdp, which gathers the parameters for each of both runs. Only a backward() of all
-// parameters works on such a graph: torch::autograd::grad() and backward() with inputs throw
-// ConfigError where they ask for a gradient of the module's arguments, of what these were computed
-// from, or of a parameter that the module has; create_graph does always.
+// model sets before the call, buffers of a scripted module that are not the module's own, too) is
+// not put back for the second run: let it be an argument or a buffer. To assign to a member that
+// register_buffer() returned changes the member alone. ConfigError where the second run returns
+// other sizes, dtypes or, on CPUs, clearly other values, and where a parameter was changed in place
+// since forward() began. Right under Ddp, and with Fsdp, which gathers the parameters for each of
+// both runs. Only a backward() of all parameters works on such a graph: torch::autograd::grad() and
+// backward() with inputs throw ConfigError where they ask for a gradient of the module's arguments,
+// of what these were computed from, or of a parameter that the module has; create_graph does
+// always.
 class [[nodiscard]] ActivationCheckpointing {
  public:
   // Keeps the modules. Throws ConfigError for an empty one.

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <torch/csrc/jit/api/function_impl.h>
 
 #include "comm/host/threads.h"
 #include "comm/transport.h"
@@ -126,6 +127,22 @@ void begin_lanes(const Group& group, const LaneOptions& options) {
   }
   if (group.rank() == 0)
     log::info(fmt::format("[{}] {} lanes: {}", options.who, options.lanes, mine.text()));
+}
+
+bool is_compiled_anew(const ModuleRef& module) {
+  if (!module.script()) return false;
+  const auto forward = module.script()->find_method("forward");
+  auto* graph = forward ? torch::jit::tryToGraphFunction(forward->function()) : nullptr;
+  return graph != nullptr && graph->get_executor().isOptimized();
+}
+
+void warn_of_compiled(std::string_view who) {
+  log::warn(fmt::format(
+      "[{}] TorchScript has compiled forward() of the scripted module anew, which it does after a "
+      "process's first calls, and that rounds otherwise: with lanes the bits depend on the number "
+      "of ranks now. Call torch::jit::setGraphExecutorOptimize(false) before the first forward(), "
+      "or have torch::jit::GraphOptimizerEnabledGuard as_written(false) around each of a lane",
+      who));
 }
 
 void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane) {

@@ -36,6 +36,11 @@ std::string unfit_for_lanes(const Model& model, const LaneOptions& options,
 // that their bits depend on. Every rank calls it.
 void begin_lanes(const Group& group, const LaneOptions& options);
 
+// Whether TorchScript has compiled the forward() of a scripted module anew, as it does after the
+// first calls: the roundings are others then.
+bool is_compiled_anew(const ModuleRef& module);
+void warn_of_compiled(std::string_view who);
+
 // Errors of a loop over lanes, as objections of the pass. `own_lane` has had no backward() that
 // counts.
 void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane);

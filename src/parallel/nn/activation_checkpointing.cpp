@@ -83,30 +83,43 @@ class BuffersBefore {
  public:
   explicit BuffersBefore(const torch::nn::Module& module) {
     const at::NoGradGuard no_grad;
-    for (const auto& buffer : module.buffers()) {
+    for (const auto& item : module.named_buffers()) {
+      const at::Tensor& buffer = item.value();
       if (!buffer.defined() || buffer.layout() != at::kStrided) continue;
-      all_.emplace_back(own_elements(buffer), own_elements(buffer).clone());
+      all_.push_back({item.key(), buffer, own_elements(buffer).clone()});
     }
   }
   // After the run. On a device all are kept, because to look would be to wait for it.
-  void forget_unchanged() {
+  void forget_unchanged(const torch::nn::Module& module) {
+    if (all_.empty()) return;
+    const auto now = module.named_buffers();
+    for (const auto& [name, buffer, value] : all_) {
+      if (const auto* found = now.find(name); found == nullptr || !found->is_same(buffer))
+        refuse_replaced(module, name);
+    }
     std::erase_if(all_, [](const auto& item) {
-      return item.first.is_cpu() && at::equal(item.first, item.second);
+      return item.buffer.is_cpu() && at::equal(own_elements(item.buffer), item.value);
     });
   }
   // Buffers have these values, and these become what buffers had. Versions are not counted: when
   // backward is over, buffers are as if there had been no second run.
   void exchange() {
     const at::NoGradGuard no_grad;
-    for (auto& [buffer, value] : all_) {
-      const at::Tensor now = buffer.clone();
-      buffer.variable_data().copy_(value);
-      value = now;
+    // All before the first is written: some may share memory, or be one under two names.
+    std::vector<at::Tensor> now;
+    for (const auto& item : all_) now.push_back(own_elements(item.buffer).clone());
+    for (size_t i = 0; i < all_.size(); ++i) {
+      own_elements(all_[i].buffer).variable_data().copy_(all_[i].value);
+      all_[i].value = now[i];
     }
   }
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> all_;
+  struct Item {
+    std::string name;
+    at::Tensor buffer, value;
+  };
+  std::vector<Item> all_;
 };
 
 // What autograd keeps of the first run.
@@ -246,7 +259,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       outputs = run->body(given);
     }
     refuse_changes(inputs.vec(), versions, run->module->name());
-    run->buffers->forget_unchanged();
+    run->buffers->forget_unchanged(*run->module);
     run->results.emplace(outputs);
     Tensors results = as_results(outputs, given, inputs.vec());
     Tensors without_history;

@@ -55,6 +55,14 @@ void refuse_changes(const detail::Tensors& inputs, const std::vector<int64_t>& v
   }
 }
 
+void refuse_replaced(const torch::nn::Module& module, const std::string& buffer) {
+  throw ConfigError(fmt::format(
+      "[activation_checkpointing] forward() of {} put another tensor in the place of buffer '{}', "
+      "and backward would run it again on that: let it change the buffer in place, also in a "
+      "scripted module (copy_()), or leave the module out of ActivationCheckpointing",
+      module.name(), buffer));
+}
+
 ParametersBefore::ParametersBefore(const torch::nn::Module& module) {
   // Each forward() counts a version of these, and scales rows again that fit already.
   const auto scaled = renormalised_tables(module);

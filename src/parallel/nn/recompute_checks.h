@@ -19,6 +19,10 @@ int64_t version_of(const at::Tensor& tensor);
 void refuse_changes(const detail::Tensors& inputs, const std::vector<int64_t>& versions,
                     const std::string& module);
 
+// Where the first run replaced a buffer: what else has the new tensor, such as a member or a
+// scripted module, could not be given the one before.
+[[noreturn]] void refuse_replaced(const torch::nn::Module& module, const std::string& buffer);
+
 // The module's parameters as they were before the first run.
 class ParametersBefore {
  public:

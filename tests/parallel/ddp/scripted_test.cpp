@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lockstep/lockstep.h"
@@ -113,6 +114,7 @@ TEST(Scripted, ABufferThatOneRankAssignsToBetweenSteps) {
 
 TEST(Scripted, ABufferThatLanesAssignTo) {
   const auto trained = [](const Group& group) {
+    const torch::jit::GraphOptimizerEnabledGuard as_written(false);
     auto net = averaging_net();
     Ddp ddp(net, group, {.lanes = 4});
     for (int step = 0; step < 3; ++step) {
@@ -123,6 +125,32 @@ TEST(Scripted, ABufferThatLanesAssignTo) {
     return ddp.fingerprint();
   };
   spawn(2, [&](World& world) { EXPECT_EQ(trained(world.group()), trained(Group())); });
+}
+
+// What TorchScript compiles after the first calls has other roundings.
+TEST(Scripted, LanesOfAGraphThatIsCompiledAnewAreAWarning) {
+  const auto warnings = [](const Group& group, bool optimizes) {
+    const torch::jit::GraphOptimizerEnabledGuard guard(optimizes);
+    auto net = averaging_net();
+    Ddp ddp(net, group, {.lanes = 4});
+    ::testing::internal::CaptureStderr();
+    for (int step = 0; step < 4; ++step) {
+      ddp.zero_grad();
+      for (const Lane lane : ddp.lanes(StepKey{.step = step}))
+        loss_of(net, lane.index, step).backward();
+    }
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    const std::string start = "[ddp] TorchScript has compiled forward()";
+    const size_t at = text.find(start);
+    if (at == text.npos) return 0;
+    EXPECT_THAT(text, HasSubstr("setGraphExecutorOptimize(false)"));
+    return text.find(start, at + 1) == text.npos ? 1 : 2;
+  };
+  spawn(2, [&](World& world) {
+    EXPECT_EQ(warnings(world.group(), true), world.rank() == 0 ? 1 : 0);
+    EXPECT_EQ(warnings(world.group(), false), 0);
+    EXPECT_EQ(warnings(Group(), true), 1);
+  });
 }
 
 TEST(Scripted, ABufferOfOtherSizesIsRefused) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <map>
@@ -19,6 +20,7 @@ namespace lockstep::test {
 namespace {
 
 namespace F = torch::nn::functional;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Spectral normalisation, as PyTorch's: each forward moves the vectors on by one iteration.
@@ -78,7 +80,8 @@ at::Tensor rows_of(int rank, int step) {
   return at::randn({6, 24}, at::detail::createCPUGenerator(100 * step + rank), at::kDouble);
 }
 
-void expect_alike(const StatisticsNet& net, const StatisticsNet& usual, int step) {
+template <class Net>
+void expect_alike(const Net& net, const Net& usual, int step) {
   const auto parameters = usual->named_parameters(), buffers = usual->named_buffers();
   for (const auto& item : net->named_parameters()) {
     EXPECT_TRUE(at::equal(item.value().grad(), parameters[item.key()].grad()))
@@ -131,6 +134,74 @@ TEST(ActivationCheckpointing, BuffersOfSeveralCallsAndOfNestedOnes) {
     for (const auto& item : net->named_buffers()) {
       EXPECT_TRUE(at::equal(item.value(), buffers[item.key()])) << item.key();
     }
+  });
+}
+
+// One layer under two names, and two buffers that share memory.
+struct TwoNamesImpl : torch::nn::Module {
+  TwoNamesImpl() {
+    torch::manual_seed(4);
+    norm = register_module("norm", torch::nn::BatchNorm1d(24));
+    register_module("again", norm);
+    this->to(at::kDouble);
+    all = register_buffer("all", at::zeros({2, 24}, at::kDouble));
+    half = register_buffer("half", all[1]);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = norm(x);
+    half.add_(x.detach().square().mean(0));
+    all.mul_(0.5).add_(x.detach().mean(0));
+    return y * half.clone();
+  }
+  torch::nn::BatchNorm1d norm{nullptr};
+  at::Tensor all, half;
+};
+
+TEST(ActivationCheckpointing, BuffersThatAreThereTwice) {
+  spawn(2, [](World& world) {
+    const auto net = std::make_shared<TwoNamesImpl>(), usual = std::make_shared<TwoNamesImpl>();
+    const ActivationCheckpointing recompute({net});
+    Ddp ddp(net, world), plain(usual, world);
+    for (int step = 0; step < 3; ++step) {
+      for (const auto& [model, its] : {std::pair(net, &ddp), std::pair(usual, &plain)}) {
+        its->zero_grad();
+        call(model, rows_of(world.rank(), step)).square().mean().backward();
+      }
+      expect_alike(net, usual, step);
+    }
+  });
+}
+
+// What else has the new tensor, here a scripted module, could not be given the old one.
+TEST(ActivationCheckpointing, BuffersThatForwardReplacesAreRefused) {
+  struct Replaces : torch::nn::Module {
+    explicit Replaces(const std::string& update) {
+      script.register_buffer("mean", mean);
+      script.define("def forward(self, x):\n  " + update + "\n  return x * self.mean\n");
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      const at::Tensor y = script.forward({x}).toTensor();
+      mean = script.attr("mean").toTensor();
+      return y;
+    }
+    at::Tensor& mean = register_buffer("mean", at::ones({24}, at::kDouble));
+    torch::jit::Module script{"Script"};
+  };
+  spawn(2, [](World& world) {
+    const auto gradient_and_mean = [&](const std::string& update, bool recomputes) {
+      const auto net = std::make_shared<Replaces>(update);
+      std::optional<ActivationCheckpointing> recompute;
+      if (recomputes) recompute.emplace(std::vector<std::shared_ptr<torch::nn::Module>>{net});
+      const at::Tensor x = rows_of(world.rank(), 0).requires_grad_();
+      call(net, x).sum().backward();
+      return at::cat({x.grad(), net->mean.unsqueeze(0)});
+    };
+    const std::string assigns = "self.mean = 0.9 * self.mean + 0.1 * torch.mean(x.detach(), [0])";
+    EXPECT_THAT(message_of<ConfigError>([&] { gradient_and_mean(assigns, true); }),
+                AllOf(HasSubstr("Replaces put another tensor in the place of buffer 'mean'"),
+                      HasSubstr("in place, also in a scripted module (copy_())")));
+    const std::string in_place = "self.mean.mul_(0.9).add_(torch.mean(x.detach(), [0]), alpha=0.1)";
+    EXPECT_TRUE(at::equal(gradient_and_mean(in_place, true), gradient_and_mean(in_place, false)));
   });
 }
 

@@ -91,7 +91,7 @@ const std::vector<Conflict>& conflicts() {
         {"recompute", "tied", {}, "refused, where both are used in a backward"},
         {"two_forwards", "recompute", {}, "refused, as a second gradient within a backward"},
         {"two_forwards", "checkpoint", {}, "refused, as a second gradient within a backward"},
-        {"recompute", "script", {}, "a scripted module's buffer is no buffer of the net"},
+        {"recompute", "script", {}, "refused, as a buffer that was replaced by another tensor"},
         {"script", "fsdp", {}, "refused, as a buffer that was replaced by another tensor"},
         {"scripted", "fsdp", {}, "its modules cannot be called through lockstep::call()"},
         {"thrown", "join", {}, "ranks without a batch go through all of the pass"},

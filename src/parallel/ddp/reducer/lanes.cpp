@@ -17,6 +17,10 @@ void Reducer::enter_lane(int64_t lane) {
     object_to_missing_lane(objection_, *plan_, lanes_->next());
     lanes_->skip_to(own);
   }
+  if (!warned_of_compiled_ && group_.rank() == 0 && is_compiled_anew(module_.module())) {
+    warned_of_compiled_ = true;
+    warn_of_compiled("ddp");
+  }
   if (own == 0) {
     object_to_other_threads(objection_, "Ddp", options_.threads);
     lanes_->begin(parameters_);

@@ -193,6 +193,7 @@ class Reducer : public GradientListener,
   bool accumulates_ = false;               // some pass had gradients from hold()
   std::vector<char> held_;                 // accumulated under hold() since the last pass
   bool rebuilt_ = false;
+  bool warned_of_compiled_ = false;  // of a scripted module
   JoinState join_;
   PassClock clock_;
   const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
