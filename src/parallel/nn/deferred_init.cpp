@@ -200,6 +200,11 @@ void make(const Call& call) {
   const bool fits = made.is_cpu() && made.layout() == at::kStrided && !made.is_quantized() &&
                     made.nbytes() >= kLeastBytes && made.storage().use_count() == 1;
   if (!fits) return;
+  // The default one may be another when the values are made.
+  const auto& arguments = call.op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "dtype") step.arguments[i] = made.scalar_type();
+  }
   Recipe recipe{.dtype = made.scalar_type(), .steps = {}};
   recipe.steps.push_back(std::move(step));
   take_memory(made, std::move(recipe));

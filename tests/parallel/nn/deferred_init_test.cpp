@@ -89,6 +89,24 @@ Tower deferred_tower(uint64_t seed = 0, int count = 3) {
   return Tower(seed, count);
 }
 
+// As for a model that is built in float64 within a program of float32.
+TEST(DeferredInit, ADefaultDtypeThatIsPutBackBeforeTheValuesAreMade) {
+  isolated([] {
+    const auto usual = torch::get_default_dtype();
+    torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+    torch::manual_seed(8);
+    const torch::nn::Linear wanted(60, 50);
+    torch::manual_seed(8);
+    const torch::nn::Linear net = [] {
+      const DeferredInit deferred;
+      return torch::nn::Linear(60, 50);
+    }();
+    torch::set_default_dtype(usual);
+    materialize(net);
+    EXPECT_TRUE(at::equal(net->weight, wanted->weight));
+  });
+}
+
 TEST(DeferredInit, TrainsUnderFsdpAndDdpToTheSameBits) {
   for (const bool share : {true, false}) {
     spawn(2, [&](World& world) {
