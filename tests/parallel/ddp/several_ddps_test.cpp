@@ -216,13 +216,15 @@ TEST(SeveralDdps, BucketsThatComeFirstDoNotWait) {
   });
 }
 
-// A rank without a batch follows those that have one.
+// A rank without a batch follows those that have one, also from one group to another.
 TEST(SeveralDdps, WithinAJoin) {
-  for (const int64_t bytes : {int64_t{64}, int64_t{1} << 20}) {
-    spawn(2, [&](World& world) {
+  for (const auto& [bytes, groups] :
+       std::vector<std::pair<int64_t, int>>{{64, 1}, {1 << 20, 1}, {64, 2}, {1 << 20, 2}}) {
+    spawn(2, [&, bytes = bytes, groups = groups](World& world) {
       Storeys one(1), two(2), usual_one(1), usual_two(2);
+      const Group other = groups == 1 ? world.group() : world.group().split(0);
       Ddp first(one, world, {.bucket_bytes = {bytes}}),
-          second(two, world, {.bucket_bytes = {bytes}});
+          second(two, other, {.bucket_bytes = {bytes}});
       Join join({first, second});
       const auto loss = [](Storeys& a, Storeys& b, int rank, int step) {
         return b->forward(a->forward(tower_rows(rank, step), rank == 0), step != 1).square().mean();

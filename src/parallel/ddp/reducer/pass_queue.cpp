@@ -36,6 +36,11 @@ void PassQueue::add(Reducer& reducer) {
   members_.push_back({.reducer = &reducer, .number = ++count});
 }
 
+void PassQueue::join(const Reducer& reducer) {
+  static std::atomic<int64_t> count = 0;
+  member(reducer).place_in_join = ++count;
+}
+
 void PassQueue::remove(const Reducer& reducer) {
   abandon(reducer);
   std::erase_if(members_, [&](const Member& member) { return member.reducer == &reducer; });
@@ -98,13 +103,21 @@ void PassQueue::end(const std::shared_ptr<PassQueue>& queue) {
 
 void PassQueue::finish(Queues queues) {
   std::ranges::sort(queues, std::greater(), [](const auto& queue) { return queue->latest(); });
+  std::vector<std::pair<PassQueue*, Reducer*>> joined;
   for (const auto& queue : queues) {
-    const auto open = queue->open_;
-    for (Reducer* each : open) {
-      each->launch_all_but_last();
-      if (each->is_joined()) queue->finish(*each);
+    for (Reducer* each : queue->open_) {
+      queue->member(*each).has_met |= queue->open_.size() > 1;
+      if (each->is_joined()) joined.emplace_back(queue.get(), each);
     }
-    for (const Reducer* each : open) queue->member(*each).has_met |= open.size() > 1;
+  }
+  std::ranges::sort(joined, {},
+                    [](const auto& one) { return one.first->member(*one.second).place_in_join; });
+  for (const auto& [queue, each] : joined) {
+    each->launch_all_but_last();
+    queue->finish(*each);
+  }
+  for (const auto& queue : queues) {
+    for (Reducer* each : queue->open_) each->launch_all_but_last();
   }
   for (const auto& queue : queues) {
     while (!queue->open_.empty()) queue->finish(*queue->open_.front());

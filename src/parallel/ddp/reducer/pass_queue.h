@@ -25,7 +25,7 @@ class Reducer;
 // order in which their passes began there: before it, neither could wait for the other.
 //
 // Within a Join the order is the one in which it names the Ddps, and one finishes before the next
-// launches anything, because that is what a rank without a batch does.
+// launches anything, because that is what a rank without a batch does. So it is across groups, too.
 //
 // One for all Reducers of a group in this process. One Reducer alone waits for nothing. Groups that
 // one backward() reaches are finished after the callbacks of all their passes, in the order of
@@ -41,7 +41,7 @@ class PassQueue {
   void remove(const Reducer& reducer);
 
   // A Join has named it, after those that it named before.
-  void join(const Reducer& reducer) { member(reducer).place_in_join = ++joined_; }
+  void join(const Reducer& reducer);
   // A pass in which it communicates has begun in the backward() under way.
   void begin(Reducer& reducer);
   // That backward() has thrown.
@@ -56,7 +56,7 @@ class PassQueue {
     const Reducer* reducer;
     int64_t number;        // in the order in which this process constructed Reducers of any group
     bool has_met = false;  // another one, in some backward()
-    int64_t place_in_join = 0;
+    int64_t place_in_join = 0;  // among all that a Join of this process has named
   };
 
   Member& member(const Reducer& reducer) {
@@ -74,8 +74,7 @@ class PassQueue {
   static void abandon(const Queues& queues);
 
   std::vector<Member> members_;  // in order of construction
-  int64_t joined_ = 0;
-  std::vector<Reducer*> open_;  // passes of the backward() under way, in their order
+  std::vector<Reducer*> open_;   // passes of the backward() under way, in their order
 };
 
 }  // namespace lockstep::parallel
