@@ -36,7 +36,7 @@ const std::vector<Conflict>& conflicts() {
          "refused or late, where some ranks' input has no gradient"},
         {"join", "gathered", {}, "such a model needs equal numbers of batches"},
         {"gathered", "unused", {}, "refused or late, where some ranks' input has no gradient"},
-        {"lanes", "gathered", "functional::all_gather over ranks gives", {}},
+        {"lanes", "gathered", "over ranks gives other bits", {}},
         {"ignore", "gathered", {}, "weights of ranks' own beside samples of all"},
         {"sync_batch_norm", "create_graph", "backward(create_graph = true)", {}},
         {"embedding_sparse", "zero", "is sparse: give such parameters an", {}},
