@@ -190,12 +190,14 @@ TEST(RestartedJob, TheLastFailureIsTheExitStatus) {
 
 TEST(RestartedJob, EachAttemptHasAControlSegmentAtEpochZeroAndASocketOfItsOwn) {
   // The second attempt's rank 0 waits for a failure in its own segment, and must not see the
-  // first one's.
+  // first one's. It is not to be ended by SIGTERM before it has begun.
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  Job job(restarting("1",
-                     "test $RANK = 0 && { echo port=$MASTER_PORT; exec \"$SELF\" rank watch; }; "
-                     "exit $((7 + TORCHELASTIC_RESTART_COUNT))"),
-          {.environment = {{"SELF", self}}});
+  Job job(
+      restarting(
+          "1",
+          "test $RANK = 0 && { trap '' TERM; echo port=$MASTER_PORT; exec \"$SELF\" rank watch; }; "
+          "exit $((7 + TORCHELASTIC_RESTART_COUNT))"),
+      {.environment = {{"SELF", self}}});
   const Result result = job.wait();
   EXPECT_EQ(result.exit_code, 8);
   EXPECT_THAT(result.out, HasSubstr("[rank 0] rank 1 exited with status 7\n"));
