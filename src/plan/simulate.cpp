@@ -121,7 +121,7 @@ class Player {
              if (unit.is_block) reduce(unit.name, bytes_ * elements);
              return;
            }
-           filled += kFloat * elements;  // of a bucket, whatever a hook sends of it
+           filled += kFloat * elements;  // bucket sizes count float32, not what a hook sends
            if (filled < limit && &unit != &model_.units.front()) return;
            const double sent = filled * static_cast<double>(training_.sent_bytes) / kFloat;
            timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, sent),

@@ -185,9 +185,9 @@ struct FsdpShard {
 //
 // Ranks: all construct it and make the same calls of units in the same order, also under no_grad:
 // where they do not share a memory each of those gathers. Ranks that generate texts of different
-// length do it between unshard() and reshard(). backward() is as under Ddp, but where ranks gather
-// the losses of all have to depend on the same units. So is hold(): it accumulates whole gradients,
-// on each rank.
+// length do it between unshard() and reshard(). backward() and hold() are as under Ddp (hold()
+// accumulates whole gradients, on each rank), except that where ranks gather, the losses of all
+// ranks have to depend on the same units.
 //
 // With ranks of one host there is one copy of the parameters, in memory that they share, and
 // nothing is gathered. A backward() that goes through a model whose parameters are all frozen ends

@@ -185,8 +185,8 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
 }
 
 // What one rank calls with another root than the others, and the barrier after it: a rank whose
-// part is over returns before the others find out. Where it is at the barrier by then, nobody
-// quotes its root.
+// part is over returns before the others find out. Errors then quote the barrier that it has
+// reached, not its root.
 TEST(HostThenNet, RootsThatDifferAreAnError) {
   using Call = std::function<void(const Group&, int root)>;
   const std::vector<Call> calls{
