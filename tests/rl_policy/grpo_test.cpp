@@ -402,6 +402,25 @@ TEST(OwnLogProbs, AreTheSameInChunksOfAnySize) {
   });
 }
 
+// A policy that is still its reference diverges in no bit: Adam makes a step of any gradient.
+TEST(OwnLogProbs, HaveTheBitsOfThoseWithoutGradients) {
+  isolated([] {
+    torch::manual_seed(1);
+    Transformer net({.vocabulary = 50, .layers = 2, .hidden = 32, .heads = 2, .max_length = 64});
+    for (const int64_t own : {1, 7, 8, 9, 40}) {
+      DialogueTokens dialogue;
+      for (int64_t i = 0; i <= own + 3; ++i) {
+        dialogue.ids.push_back(static_cast<int32_t>(i % 50));
+        dialogue.own.push_back(i > 3 ? 1 : 0);
+      }
+      const auto tokens = rl::own_tokens(std::vector<const DialogueTokens*>{&dialogue});
+      const at::Tensor policy = rl::own_log_probs(net, tokens, {.entropy = true}).log_probs;
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(policy, rl::own_log_probs(net, tokens, {}).log_probs)) << own;
+    }
+  });
+}
+
 TEST(OwnLogProbs, ChunksOfADividedModelHaveItsGradients) {
   spawn(2, [](World& world) {
     const auto norm = [&](int64_t chunk) {

@@ -10,7 +10,8 @@
 namespace lockstep::parallel {
 
 // Slot 0 of the plan is the reducer's own buckets, where the average is to be; the other slots are
-// buckets of this rank alone, with the same layout.
+// buckets of this rank alone, with the same layout. What the next lane's value is added to waits as
+// the tensor it is, where nobody else has that: it need not be copied, nor have a slot.
 class LaneGradients {
  public:
   LaneGradients(std::shared_ptr<const LanePlan> plan, size_t parameters, size_t dense);
@@ -54,16 +55,17 @@ class LaneGradients {
  private:
   void reached(size_t parameter);
   void put(const Buckets& first, size_t parameter, const at::Tensor& value);
-  at::Tensor with_prior(size_t parameter, const at::Tensor& gradient) const;
+  bool waits(int64_t own_lane) const;
 
   std::shared_ptr<const LanePlan> plan_;
   size_t dense_;
+  int slots_ = 1;
   std::vector<Buckets> more_;  // slots 1 and up
   int64_t next_ = 0;
   bool complete_ = true;
   std::vector<char> any_, all_, in_lane_;
   std::vector<std::vector<at::Tensor>> sparse_;
-  std::vector<at::Tensor> priors_;
+  std::vector<at::Tensor> priors_, waiting_;
 };
 
 }  // namespace lockstep::parallel

@@ -43,6 +43,18 @@ void LanePlan::place(int64_t own_lane, const at::Tensor& value,
   for (int k = 1; k <= move.carries; ++k) slot(move.slot - k).add_(slot(move.slot - k + 1));
 }
 
+void LanePlan::place_pair(int64_t own_lane, const at::Tensor& before, const at::Tensor& value,
+                          const std::function<const at::Tensor&(int)>& slot) const {
+  const Move& move = moves[own_lane];
+  if (move.carries == 0) {
+    at::Tensor target = slot(move.slot);
+    at::add_out(target, before, value);
+    return;
+  }
+  slot(move.slot - 1).add_(before.add_(value));
+  for (int k = 2; k <= move.carries; ++k) slot(move.slot - k).add_(slot(move.slot - k + 1));
+}
+
 int64_t addends_of(const Group& group) {
   const int64_t lanes = group.transport().lanes();
   return lanes > 0 ? lanes : group.size();

@@ -39,6 +39,10 @@ struct LanePlan {
   // Applies a lane's move to tensors of one shape, where slot(k) is the one of slot k.
   void place(int64_t own_lane, const at::Tensor& value,
              const std::function<const at::Tensor&(int)>& slot) const;
+  // The same for the lane before, whose value has not been placed, and this one, which is added to
+  // it. May write to `before`.
+  void place_pair(int64_t own_lane, const at::Tensor& before, const at::Tensor& value,
+                  const std::function<const at::Tensor&(int)>& slot) const;
 
   Group group;
   int64_t lanes;

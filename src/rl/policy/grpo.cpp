@@ -214,7 +214,9 @@ TokenLogProbs own_log_probs(models::Transformer& net, const OwnTokens& tokens,
     if (own.size(0) > chunk) {
       return ChunkedLogProbs::apply(own, net->head_weight(), targets, options, chunk);
     }
-    return log_probs_of(net->head(own), targets, options);
+    // Not the model's head(), which has another product for a few tokens without gradients: a
+    // reference's bits would not be those of the policy that it is.
+    return log_probs_of(at::linear(own, net->head_weight()), targets, options);
   };
   auto made = with_hidden(net, tokens.ids.to(device), part);
   return {.log_probs = std::move(made[0]),
