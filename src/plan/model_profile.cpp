@@ -1,6 +1,7 @@
 #include "lockstep/plan/model_profile.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "plan/sizes.h"
 #include "plan/small_models.h"
 
 namespace lockstep::plan {
@@ -39,6 +41,17 @@ bool is_narrow(const train::RunConfig& config) {
 }
 
 }  // namespace
+
+int64_t elements_of(const std::vector<int64_t>& sizes) {
+  int64_t product = 1;
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(product, size, &product) || product > kMostElements) {
+      throw ConfigError(fmt::format("[plan] {} elements are more than the {} of the largest model",
+                                    fmt::join(sizes, " x "), kMostElements));
+    }
+  }
+  return product;
+}
 
 int64_t ProfileUnit::elements() const {
   return std::accumulate(parameters.begin(), parameters.end(), int64_t{0});

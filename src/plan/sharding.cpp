@@ -56,8 +56,14 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
         fmt::format("batches of {} in evaluations: give at least 0", *training.evaluation_batch));
   }
   if (training.batch < 1) refuse(fmt::format("a batch of {}: give at least 1", training.batch));
+  if (training.batch > kMostSamples) {
+    refuse(fmt::format("a batch of {}: give at most {}", training.batch, kMostSamples));
+  }
   if (training.accumulation < 1) {
     refuse(fmt::format("{} micro-batches: give at least 1", training.accumulation));
+  }
+  if (training.accumulation > kMostSamples) {
+    refuse(fmt::format("{} micro-batches: give at most {}", training.accumulation, kMostSamples));
   }
   if (training.lanes < 0) refuse(fmt::format("{} lanes: give 0 or more", training.lanes));
   if (!is_time(training.measured_step) || !is_time(training.measured_pass)) {
@@ -84,7 +90,8 @@ int64_t passes_of(const Training& training, int64_t ranks) {
 
 double samples_of(const Training& training, int64_t ranks) {
   const int64_t parts = training.lanes > 0 ? training.lanes : ranks;
-  return static_cast<double>(parts * training.batch * training.accumulation);
+  return static_cast<double>(parts) * static_cast<double>(training.batch) *
+         static_cast<double>(training.accumulation);
 }
 
 int64_t lane_slots(const Training& training, int64_t ranks) {

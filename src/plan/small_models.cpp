@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <string>
 
 #include "lockstep/core/error.h"
@@ -13,10 +11,6 @@
 
 namespace lockstep::plan {
 namespace {
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
 
 int64_t outputs_of(int64_t given, const SampleSizes& sample, const char* kind) {
   const int64_t outputs = given > 0 ? given : sample.outputs;
@@ -27,7 +21,7 @@ int64_t outputs_of(int64_t given, const SampleSizes& sample, const char* kind) {
 
 ModelProfile begin(std::string name, const SampleSizes& sample) {
   return {.name = std::move(name),
-          .sample_bytes = kFloat * static_cast<double>(product(sample.data)) + kIndex};
+          .sample_bytes = kFloat * static_cast<double>(elements_of(sample.data)) + kIndex};
 }
 
 double width_of(Precision precision) { return precision == Precision::Narrow ? kNarrow : kFloat; }
@@ -56,7 +50,7 @@ enum class Place { First, Later };
 
 ProfileUnit linear_unit(std::string name, int64_t in, int64_t out, bool bias, Place place,
                         double width) {
-  ProfileUnit unit{.name = std::move(name), .parameters = {in * out}};
+  ProfileUnit unit{.name = std::move(name), .parameters = {elements_of({in, out})}};
   if (bias) unit.parameters.push_back(out);
   unit.flops = 2 * static_cast<double>(in) * static_cast<double>(out);
   unit.transient = width * static_cast<double>(place == Place::First ? out : in + out);
@@ -72,7 +66,9 @@ double kept_by(const std::string& activation) {
 
 struct Image {
   int64_t channels, height, width;
-  double elements() const { return static_cast<double>(channels * height * width); }
+  double elements() const {
+    return static_cast<double>(channels) * static_cast<double>(height) * static_cast<double>(width);
+  }
 };
 
 Image image_of(const SampleSizes& sample, const char* kind) {
@@ -88,11 +84,11 @@ Image image_of(const SampleSizes& sample, const char* kind) {
 enum class Activated { No, Yes };
 ProfileUnit convolution(std::string name, const Image& in, const Image& out, int64_t kernel,
                         Activated activated, double width) {
-  ProfileUnit unit{
-      .name = std::move(name),
-      .parameters = {in.channels * out.channels * kernel * kernel, out.channels, out.channels}};
-  unit.flops = 2 * static_cast<double>(unit.parameters.front()) *
-               static_cast<double>(out.height * out.width);
+  ProfileUnit unit{.name = std::move(name),
+                   .parameters = {elements_of({in.channels, out.channels, kernel, kernel}),
+                                  out.channels, out.channels}};
+  unit.flops = 2 * static_cast<double>(unit.parameters.front()) * static_cast<double>(out.height) *
+               static_cast<double>(out.width);
   unit.kept = width * out.elements() * (activated == Activated::Yes ? 2 : 1);
   unit.transient = width * (in.elements() + 2 * out.elements());
   unit.fixed_kept = 2 * kFloat * static_cast<double>(out.channels);
@@ -106,7 +102,7 @@ ProfileUnit convolution(std::string name, const Image& in, const Image& out, int
 
 ModelProfile linear_profile(const train::LinearConfig& model, const SampleSizes& sample,
                             Precision precision) {
-  const int64_t in = model.inputs > 0 ? model.inputs : product(sample.data);
+  const int64_t in = model.inputs > 0 ? model.inputs : elements_of(sample.data);
   const int64_t out = outputs_of(model.outputs, sample, "linear");
   auto profile = begin(fmt::format("linear, {} to {}", in, out), sample);
   profile.units = {linear_unit("linear", in, out, model.bias, Place::First, width_of(precision)),
@@ -118,7 +114,7 @@ ModelProfile linear_profile(const train::LinearConfig& model, const SampleSizes&
 ModelProfile mlp_profile(const train::MlpConfig& model, const SampleSizes& sample,
                          Precision precision) {
   const double width = width_of(precision);
-  std::vector<int64_t> sizes = {model.inputs > 0 ? model.inputs : product(sample.data)};
+  std::vector<int64_t> sizes = {model.inputs > 0 ? model.inputs : elements_of(sample.data)};
   sizes.insert(sizes.end(), model.hidden.begin(), model.hidden.end());
   sizes.push_back(outputs_of(model.outputs, sample, "mlp"));
   auto profile = begin(fmt::format("mlp, {}", fmt::join(sizes, " - ")), sample);

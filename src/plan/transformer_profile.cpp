@@ -19,7 +19,11 @@ constexpr double kLossChunkBytes = 16
                                    << 20;  // of logits at a time: lockstep/models/cross_entropy.h
 
 train::TransformerConfig completed(train::TransformerConfig sizes) {
-  if (sizes.feed_forward == 0) sizes.feed_forward = 3 * sizes.hidden;
+  if (sizes.layers > kMostLayers) {
+    throw ConfigError(
+        fmt::format("[plan] model.layers {}: give at most {}", sizes.layers, kMostLayers));
+  }
+  if (sizes.feed_forward == 0) sizes.feed_forward = elements_of({3, sizes.hidden});
   if (sizes.kv_heads == 0) sizes.kv_heads = sizes.heads;
   if (sizes.head_dim == 0) {
     if (sizes.hidden % sizes.heads != 0) {
@@ -47,20 +51,14 @@ double cheap_norm_bytes(double numbers, double rows) { return kFloat * (numbers 
 ProfileUnit block_of(const train::TransformerConfig& o, double tokens, double width) {
   const auto hidden = static_cast<double>(o.hidden), inner = static_cast<double>(o.feed_forward);
   const auto heads = static_cast<double>(o.heads), kv_heads = static_cast<double>(o.kv_heads);
+  const int64_t query = elements_of({o.hidden, o.heads, o.head_dim});
+  const int64_t key = elements_of({o.hidden, o.kv_heads, o.head_dim});
+  const int64_t feed = elements_of({o.hidden, o.feed_forward});
   const double queries = static_cast<double>(o.heads * o.head_dim);
   const double keys = static_cast<double>(o.kv_heads * o.head_dim);
   ProfileUnit unit{.is_block = true};
-  unit.parameters = {o.hidden * o.heads * o.head_dim,
-                     o.hidden * o.kv_heads * o.head_dim,
-                     o.hidden * o.kv_heads * o.head_dim,
-                     o.heads * o.head_dim * o.hidden,
-                     o.head_dim,
-                     o.head_dim,
-                     o.hidden * o.feed_forward,
-                     o.hidden * o.feed_forward,
-                     o.feed_forward * o.hidden,
-                     o.hidden,
-                     o.hidden};
+  unit.parameters = {query, key,  key,  query,    o.head_dim, o.head_dim,
+                     feed,  feed, feed, o.hidden, o.hidden};
   const double products = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner;
   // Attention is causal: half of all pairs count.
   unit.flops = tokens * (2 * products + 2 * tokens * queries);
@@ -103,9 +101,10 @@ ModelProfile transformer_profile(const train::TransformerConfig& given, int64_t 
                        .attends = true};
   // With the cosines and sines of the positions.
   profile.units.push_back({.name = "embedding",
-                           .parameters = {o.vocabulary * o.hidden},
+                           .parameters = {elements_of({o.vocabulary, o.hidden})},
                            .fixed_kept = 2 * kFloat * length * static_cast<double>(o.head_dim)});
   const auto block = block_of(o, length, width);
+  elements_of({o.layers, block.elements()});  // refuses what their sum has no room for
   for (int64_t i = 0; i < o.layers; ++i) {
     profile.units.push_back(block);
     profile.units.back().name = fmt::format("layers.{}", i);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 
+#include "core/divided_up.h"
 #include "core/hash/mix.h"
 #include "core/number.h"
 #include "lockstep/core/error.h"
@@ -157,7 +158,6 @@ std::map<std::string, double> Training::measured(const data::Batch& batch) const
 // those of a rank that had most lanes, each with most samples.
 int64_t Training::calls_for_others(int64_t own, int64_t lanes) const {
   if (!options_.fsdp) return 0;
-  const auto divided_up = [](int64_t count, int64_t by) { return (count + by - 1) / by; };
   const auto& evaluation = options_.evaluation;
   const int64_t batch_size =
       evaluation.batch_size > 0 ? evaluation.batch_size : options_.loader.batch_size;

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "core/divided_up.h"
 #include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
@@ -64,8 +65,6 @@ void replace_by_shards(std::vector<torch::optim::OptimizerParamGroup>& groups,
   }
 }
 
-int64_t divided_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
-
 }  // namespace
 
 Training::Training(const comm::World& world, std::vector<Part> parts, StepFunction step,
@@ -100,7 +99,7 @@ void Training::make_stages(DataSource data) {
     StageRun run{.stage = stage};
     run.loader = std::make_unique<data::Loader>(stage.data.dataset(), world_, loading);
     run.steps_of_epoch = divided_up(run.loader->batches(), options_.accumulation);
-    run.steps = stage.steps > 0 ? stage.steps : stage.epochs * run.steps_of_epoch;
+    run.steps = stage.steps > 0 ? std::min(stage.steps, kMostSteps) : run.steps_of(stage.epochs);
     state_.steps += run.steps;
     stages_.push_back(std::move(run));
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/transport.h"
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
@@ -161,14 +162,13 @@ std::optional<int64_t> Training::steps_left() const {
     const StageRun& run = stages_[i];
     const bool is_begun = i == stage_;
     if (run.stage.steps > 0) {
-      *left += run.stage.steps - (is_begun ? stage_steps_ : 0);
+      *left += std::min(run.stage.steps, kMostSteps) - (is_begun ? stage_steps_ : 0);
     } else if (run.stage.epochs == 0) {
       left.reset();
     } else if (const int64_t epoch = is_begun ? run.loader->state().epoch : 0;
                epoch < run.stage.epochs) {
-      const int64_t in_epoch =
-          (run.loader->batches_left() + options_.accumulation - 1) / options_.accumulation;
-      *left += (run.stage.epochs - epoch - 1) * run.steps_of_epoch + in_epoch;
+      const int64_t in_epoch = divided_up(run.loader->batches_left(), options_.accumulation);
+      *left += run.steps_of(run.stage.epochs - epoch - 1) + in_epoch;
     }
   }
   if (options_.max_steps > 0) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -76,8 +77,18 @@ struct TrainedPart {
   }
 };
 
+// A stage of more has no end that a schedule could see: epochs of 2^63 - 1 stand for "until the
+// time is over".
+constexpr int64_t kMostSteps = int64_t{1} << 53;
+
 // A stage, and its place in the data.
 struct StageRun {
+  int64_t steps_of(int64_t epochs) const {
+    int64_t product = 0;
+    const bool overflows = __builtin_mul_overflow(epochs, steps_of_epoch, &product);
+    return overflows ? kMostSteps : std::min(product, kMostSteps);
+  }
+
   Stage stage;
   std::unique_ptr<data::Loader> loader;
   int64_t steps_of_epoch = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/divided_up.h"
 #include "data/loader/divided_order.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -66,7 +67,7 @@ SamplerState TorchSampler::state_after(int64_t batches) const {
   sampler.restore(state.front);
   int64_t asked = state.asked;
   if (state.is_over) {  // with `exact` other ranks may have had one more
-    asked = (sampler.of_part(0).size() + state.batch_size - 1) / state.batch_size;
+    asked = divided_up(sampler.of_part(0).size(), state.batch_size);
   }
   if (batches < 0 || batches > asked) {
     throw ConfigError(fmt::format(

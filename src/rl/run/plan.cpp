@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/divided_up.h"
 #include "core/hash/counter.h"
 #include "lockstep/core/error.h"
 
@@ -88,7 +89,7 @@ ColumnPlan plan_column(const Course& course, const RunOptions& options, const st
 // Of a stage with these tasks.
 int64_t iterations_of(const RunOptions& options, const std::vector<TaskKey>& learning) {
   if (options.iterations > 0) return options.iterations;
-  return (static_cast<int64_t>(learning.size()) + options.prompts - 1) / options.prompts;
+  return divided_up(static_cast<int64_t>(learning.size()), options.prompts);
 }
 
 // Whether a task of this iteration is of the first level: with a probability that falls from 1 to 0
