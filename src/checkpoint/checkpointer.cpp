@@ -13,6 +13,7 @@
 #include "checkpoint/generators.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
@@ -175,8 +176,8 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
       if (!directory) directory = std::make_unique<Directory>(path, files);
       mine += directory->begin(step);
     }
-  } catch (const std::exception& error) {
-    mine = kFailed + std::string(error.what());
+  } catch (...) {
+    mine = kFailed + comm::thrown_text();
   }
   const auto reports = group.all_gather_bytes(mine, call("checkpoint: begins"));
   const auto end = [&](const std::string& fault) {
@@ -267,8 +268,8 @@ std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
   std::string mine(1, kWell);
   try {
     restore.finish();
-  } catch (const std::exception& error) {
-    mine = kFailed + std::string(error.what());
+  } catch (...) {
+    mine = kFailed + comm::thrown_text();
   }
   reports = group.all_gather_bytes(mine, call("checkpoint: restored"));
   if (const auto text = reasons(reports); !text.empty()) throw CheckpointError(text);
@@ -307,6 +308,10 @@ void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> obje
       throw ConfigError(
           fmt::format("[checkpoint] '{}' is tracked already: choose another name", name));
     }
+  }
+  if (object == nullptr) {
+    throw ConfigError(
+        fmt::format("[checkpoint] '{}' cannot be tracked: it is a null pointer", name));
   }
   const int among = object->divided_among(), ranks = impl_->group.size();
   if (among != 0 && among != ranks) {

@@ -15,6 +15,7 @@
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/in_threads.h"
+#include "comm/text.h"
 #include "comm/transport.h"
 #include "core/process/cores.h"
 #include "lockstep/checkpoint/error.h"
@@ -100,8 +101,8 @@ Restore::Outcome Restore::prepare(const std::string& folder) {
     const std::string bytes = hex(checksum(to_json(manifest())));
     return {Fault::None, fmt::format("{}step {} of {}, whose manifest has the checksum {}", bytes,
                                      manifest().step, folder, bytes)};
-  } catch (const std::exception& error) {
-    return {kind, error.what()};
+  } catch (...) {
+    return {kind, comm::thrown_text()};
   }
 }
 

@@ -70,6 +70,18 @@ std::string first_line(const std::exception& error) {
   return text;
 }
 
+std::string thrown_text() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
 std::string beginning_of(std::string_view text) {
   constexpr size_t kShown = 200;
   if (text.size() <= kShown) return std::string(text);

@@ -13,6 +13,9 @@ namespace lockstep::comm {
 // What libtorch's exception says, without its backtrace and source positions.
 std::string first_line(const std::exception& error);
 
+// What the exception that is being handled says, without libtorch's backtrace.
+std::string thrown_text();
+
 // The text; of one of more than 200 bytes the beginning, and how long it is.
 std::string beginning_of(std::string_view text);
 

@@ -1,12 +1,16 @@
 // What an evaluation computes, and what follows from it.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 #include <sstream>
 
+#include "comm/together.h"
 #include "core/divided_up.h"
 #include "core/hash/mix.h"
 #include "core/number.h"
@@ -19,17 +23,40 @@
 namespace lockstep::train {
 namespace {
 
+// What a rank whose evaluation has failed gives in the place of its sums begins so.
+constexpr char kFailed = '-';
+
 // Sums over the samples of one lane (a rank, without lanes).
 struct LaneSums {
   double count = 0;
   std::map<std::string, double> sums;
+  bool has_names = false;
+
+  // What some batches lack would count as 0 in the mean over all.
+  void check_names(const std::map<std::string, double>& others) const {
+    const auto key = [](const auto& item) { return item.first; };
+    if (std::ranges::equal(sums, others, {}, key, key)) return;
+    throw ConfigError(fmt::format(
+        "[train] Evaluation::measure gives {} for one batch and {} for another: give the same "
+        "names for each",
+        fmt::join(std::views::keys(sums), ", "), fmt::join(std::views::keys(others), ", ")));
+  }
 
   void add(const std::map<std::string, double>& means, double samples) {
+    for (const auto& [name, mean] : means) {
+      if (!has_names) sums[name] = 0;
+      if (name.find_first_of("\t\n") == name.npos) continue;
+      throw ConfigError("[train] Evaluation::measure gives a name with a tab or a line break");
+    }
+    has_names = true;
+    check_names(means);
     count += samples;
     // Of no samples there is no mean.
     for (const auto& [name, mean] : means) sums[name] += samples > 0 ? mean * samples : 0;
   }
   void add(const LaneSums& other) {
+    if (other.count == 0) return;  // of no samples, perhaps without names
+    if (count > 0) check_names(other.sums);
     count += other.count;
     for (const auto& [name, sum] : other.sums) sums[name] += sum;
   }
@@ -86,13 +113,31 @@ std::vector<parallel::WeightAverage::Applied> Training::apply_averages() {
   return applied;
 }
 
+std::map<std::string, double> Training::evaluate_for_program() {
+  if (!options_.evaluation.data) {
+    throw ConfigError("[train] there is no data to evaluate with: give TrainerOptions::evaluation");
+  }
+  is_common_ = false;
+  try {
+    return evaluate();
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {
+    if (is_common_) throw;
+    if (options_.fsdp) {  // the others may be in a call of a unit
+      tell_others("evaluation");
+      throw;
+    }
+    comm::give_up(world_.group(), kFailed + failure_of("evaluation"),
+                  {.label = "train: evaluation"});
+    throw;
+  }
+}
+
 // The lanes' sums are added in their order on every rank: the same bits everywhere, and with lanes
 // on any number of ranks.
 std::map<std::string, double> Training::evaluate() {
   const auto& evaluation = options_.evaluation;
-  if (!evaluation.data) {
-    throw ConfigError("[train] there is no data to evaluate with: give TrainerOptions::evaluation");
-  }
   const int64_t lanes = std::max<int64_t>(options_.loader.lanes, world_.size());
   const Range own = Shard{world_.rank(), world_.size()}.of(lanes);
   const at::NoGradGuard no_grad;
@@ -134,6 +179,7 @@ std::map<std::string, double> Training::evaluate() {
   LaneSums total;
   for (const auto& of_rank :
        world_.group().all_gather_bytes(text, {.label = "train: evaluation"})) {
+    if (of_rank.starts_with(kFailed)) throw Error("[train] " + of_rank.substr(1));
     std::istringstream lines(of_rank);
     for (std::string line; std::getline(lines, line);) total.add(parsed(line));
   }

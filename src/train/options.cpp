@@ -22,6 +22,9 @@ void check_numbers(const TrainerOptions& o) {
   for (size_t i = 0; i < o.callbacks.size(); ++i) {
     need(o.callbacks[i] != nullptr, fmt::format("callbacks[{}] is empty", i));
   }
+  for (size_t i = 0; i < o.evaluation.metrics.size(); ++i) {
+    need(o.evaluation.metrics[i] != nullptr, fmt::format("evaluation.metrics[{}] is empty", i));
+  }
   need(o.accumulation >= 1, fmt::format("accumulation = {}: at least 1", o.accumulation));
   need(o.max_grad_norm >= 0,
        fmt::format("max_grad_norm = {}: above 0, or 0 to leave gradients as they are",

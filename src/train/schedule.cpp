@@ -33,6 +33,7 @@ LearningRate after(const Warmup& warmup, bool needs_steps,
     const int64_t rising = warmup_steps(warmup, steps);
     Schedule schedule = rest(std::max<int64_t>(steps - rising, 1));
     if (rising == 0) return schedule;
+    if (!schedule.lr) throw ConfigError("[schedule] the schedule has no function of the rate");
     Schedule whole;
     whole.lr = [rising, lr = schedule.lr](double base, int64_t step) {
       if (step >= rising) return lr(base, step - rising);
@@ -80,6 +81,7 @@ LearningRate follow(Schedule schedule, const Warmup& warmup) {
 }
 
 LearningRate follow(std::function<Schedule(int64_t steps)> schedule, const Warmup& warmup) {
+  if (!schedule) throw ConfigError("[schedule] follow() was given an empty function");
   return after(warmup, true, std::move(schedule));
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "comm/together.h"
 #include "core/divided_up.h"
 #include "core/hash/mix.h"
 #include "lockstep/core/error.h"
@@ -156,16 +157,26 @@ void Training::attach(TrainedPart& part) {
 }
 
 void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
-  auto groups = options_.groups ? options_.groups(part.model.module())
-                                : std::vector<torch::optim::OptimizerParamGroup>{
-                                      torch::optim::OptimizerParamGroup(part.parameters)};
-  if (options_.groups && part.fsdp) replace_by_shards(groups, part);
+  std::vector<torch::optim::OptimizerParamGroup> groups{
+      torch::optim::OptimizerParamGroup(part.parameters)};
+  comm::together(world_.group(), "train", [&] {
+    if (options_.groups) {
+      groups = options_.groups(part.model.module());
+      if (groups.empty()) throw ConfigError("[train] TrainerOptions::groups gives no group");
+      if (part.fsdp) replace_by_shards(groups, part);
+    }
+    if (options_.zero) return;
+    part.optimizer = make(std::move(groups));
+    if (!part.optimizer || part.optimizer->param_groups().empty()) {
+      throw ConfigError(
+          fmt::format("[train] the function that makes the optimizer of part '{}' returned {}",
+                      part.name, part.optimizer ? "one without a parameter group" : "none"));
+    }
+  });
   if (options_.zero) {
     auto zero = std::make_unique<parallel::ZeroOptimizer>(std::move(groups), world_.group(), make);
     part.zero = zero.get();
     part.optimizer = std::move(zero);
-  } else {
-    part.optimizer = make(std::move(groups));
   }
   if (dynamic_cast<torch::optim::LBFGS*>(part.optimizer.get()) != nullptr) {
     throw ConfigError(
@@ -198,8 +209,10 @@ void Training::make_schedule(TrainedPart& part, const LearningRate& rate) {
     part.plateau.emplace(*part.optimizer, world_.group(), *rate.plateau);
     part.plateau_metric = rate.metric;
   } else if (rate.schedule) {
-    part.rate_of_step = rate.schedule(std::max<int64_t>(state_.steps, 1));
-    part.schedule.emplace(*part.optimizer, part.rate_of_step);
+    comm::together(world_.group(), "train", [&] {
+      part.rate_of_step = rate.schedule(std::max<int64_t>(state_.steps, 1));
+      part.schedule.emplace(*part.optimizer, part.rate_of_step);
+    });
     part.note_rates();
   }
   state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();

@@ -27,6 +27,17 @@ at::Tensor part_of_step(const at::Tensor& mean, double count, double all) {
 
 double Training::update(std::string_view name, const LossOfBatch& loss) {
   TrainedPart& part = this->part(name);
+  // The inner one's gradients would be held back, or cleared, by the outer one.
+  if (is_updating_) {
+    throw ConfigError(fmt::format(
+        "[train] update() of part '{}' within the loss of another update(): call it after that",
+        name));
+  }
+  is_updating_ = true;
+  struct AtEnd {
+    bool& is_updating;
+    ~AtEnd() { is_updating = false; }
+  } at_end{is_updating_};
   std::vector<parallel::Hold> held;  // the other models' gradients, which their next update clears
   for (auto& other : parts_) {
     if (&other != &part) held.push_back(other.hold());

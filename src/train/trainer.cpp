@@ -109,7 +109,7 @@ void Trainer::track(const std::string& name, std::shared_ptr<checkpoint::Statefu
 }
 
 Outcome Trainer::run() { return training_->run(); }
-std::map<std::string, double> Trainer::evaluate() { return training_->evaluate(); }
+std::map<std::string, double> Trainer::evaluate() { return training_->evaluate_for_program(); }
 const RunState& Trainer::state() const { return training_->state(); }
 const parallel::Ddp& Trainer::ddp(std::string_view part) const {
   const TrainedPart& trained = training_->part(part);

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/text.h"
 #include "comm/transport.h"
 #include "core/divided_up.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
-#include "train/error_text.h"
 
 namespace lockstep::train {
 namespace {
@@ -95,28 +95,43 @@ Outcome Training::run() {
   has_begun_ = true;
   try {
     train();
-  } catch (const std::exception& error) {
-    fail(error);
+  } catch (...) {
+    fail();
     throw;
   }
   own_notice_.reset();
   return {.ended = *ended_, .state = state_, .best = best_folder_};
 }
 
-// The other ranks are told why this one will not come to their next call.
-void Training::fail(const std::exception& error) {
-  const std::string text = text_of(error);
-  if (!is_common_ && dynamic_cast<const CommError*>(&error) == nullptr) {
-    world_.group().transport().abort_all(fmt::format("rank {} ended the training {} step {}: {}",
-                                                     state_.rank, is_in_step_ ? "in" : "after",
-                                                     state_.step + (is_in_step_ ? 1 : 0), text));
+// What the exception that is being handled has ended.
+std::string Training::failure_of(std::string_view what) const {
+  return fmt::format("rank {} ended the {} {} step {}: {}", state_.rank, what,
+                     is_in_step_ ? "in" : "after", state_.step + (is_in_step_ ? 1 : 0),
+                     comm::thrown_text());
+}
+
+// The other ranks are told why this one will not come to their next call, unless the exception that
+// is being handled is theirs, too.
+void Training::tell_others(std::string_view what) const {
+  if (is_common_) return;
+  try {
+    throw;
+  } catch (const CommError&) {
+  } catch (...) {
+    world_.group().transport().abort_all(failure_of(what));
   }
+}
+
+void Training::fail() {
+  const std::string text = comm::thrown_text();
+  tell_others("training");
   state_.seconds = seconds();
   for (const auto& callback : options_.callbacks) {
     try {
       callback->on_exception(state_, text);
-    } catch (const std::exception& another) {
-      log::error(fmt::format("[train] on_exception() of a callback failed: {}", another.what()));
+    } catch (...) {
+      log::error(
+          fmt::format("[train] on_exception() of a callback failed: {}", comm::thrown_text()));
     }
   }
   own_notice_.reset();
@@ -209,6 +224,7 @@ MicroBatches* Training::next_of(Feed& feed) {
 
 void Training::step(const StageRun& run, bool ends_epoch) {
   is_in_step_ = true;
+  is_common_ = false;  // a callback may have caught what was thrown on all ranks
   const double blocked_before = blocked_seconds();
   if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_begin(state_); });
   has_agreed_ = false;
@@ -361,8 +377,8 @@ void Training::save_before_leaving() {
   try {
     save();
     checkpoints_->finish();
-  } catch (const std::exception& error) {
-    log::error(fmt::format("[train] step {} was not saved: {}", state_.step, error.what()));
+  } catch (...) {
+    log::error(fmt::format("[train] step {} was not saved: {}", state_.step, comm::thrown_text()));
   }
 }
 

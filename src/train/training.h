@@ -111,6 +111,8 @@ class Training {
 
   Outcome run();
   std::map<std::string, double> evaluate();
+  // The same outside of the loop, where nothing else tells the other ranks of an error.
+  std::map<std::string, double> evaluate_for_program();
   // The parts' averaged weights, where they are averaged and not applied yet.
   std::vector<parallel::WeightAverage::Applied> apply_averages();
   double update(std::string_view part, const LossOfBatch& loss);
@@ -162,7 +164,9 @@ class Training {
   bool owes_epoch_end() const;
   void save();
   void finish();
-  void fail(const std::exception& error);
+  std::string failure_of(std::string_view what) const;
+  void tell_others(std::string_view what) const;
+  void fail();
   bool is_over() const { return ended_.has_value(); }
   void end(Ended why) {
     if (!ended_) ended_ = why;
@@ -256,6 +260,7 @@ class Training {
   Requests requests_;
   bool has_agreed_ = false;  // in this step
   bool is_in_step_ = false;
+  bool is_updating_ = false;  // a part of this step
   bool save_now_ = false, evaluate_now_ = false;
   // That the last step was to have, and a signal left no time for, or an evaluation that failed.
   bool owes_evaluation_ = false, owes_stop_ = false, owes_epoch_ = false;

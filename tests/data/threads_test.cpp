@@ -52,5 +52,19 @@ TEST(LoaderThreads, BatchesDoNotDependOnTheLoopsAutocast) {
   });
 }
 
+// Tensors of InferenceMode cannot be trained with outside of it.
+TEST(LoaderThreads, BatchesDoNotDependOnTheLoopsInferenceMode) {
+  test::isolated([] {
+    const TensorDataset samples(at::rand({2, 8}), at::ones({2}));
+    const auto doubled = [](Sample sample) { return Sample{sample.data * 2, sample.target}; };
+    const c10::InferenceMode mode;
+    for (const int64_t workers : {0, 1}) {
+      Loader loader(samples, Shard{0, 1},
+                    {.batch_size = 2, .workers = workers, .transforms = {doubled}});
+      for (const auto& batch : loader.epoch(0)) EXPECT_FALSE(batch.data.is_inference());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::data

@@ -267,6 +267,21 @@ TEST(Rollout, NeedsAllOfItsEpisodes) {
   });
 }
 
+TEST(Rollout, WhatPlayThrowsOnOneRankIsQuotedOnTheOthers) {
+  spawn(3, [](World& world) {
+    const rl::RolloutPlan plan{.episodes = std::vector<rl::Planned>(6), .lanes = 3};
+    const auto text = message_of([&] {
+      rl::run_rollout(plan, world.group(), [&](const auto& episodes) {
+        if (world.rank() == 1) throw std::runtime_error("no reward for task 7");
+        return std::vector<rl::Played>(episodes.size());
+      });
+    });
+    EXPECT_EQ(text, world.rank() == 1 ? "no reward for task 7"
+                                      : "[rollout] rank 1: no reward for task 7");
+    world.group().barrier().wait();  // nobody is left behind in a call
+  });
+}
+
 TEST(Learner, RefusesRolloutsWithOtherLanesOnAllRanks) {
   spawn(2, [](World& world) {
     auto net = tiny_net();

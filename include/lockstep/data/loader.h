@@ -45,8 +45,8 @@ struct LoaderOptions {
   // order, for every number of threads. With several, the data set and the transforms are called by
   // all of them at once.
   int64_t workers = 0;
-  // Applied to each batch in this order, outside autograd; on the background threads when there are
-  // any.
+  // Applied to each batch in this order, outside of autograd, Autocast and InferenceMode; on the
+  // background threads when there are any.
   std::vector<Transform> transforms = {};
   // The device on which the loop gets its batches, for instance world.device(); as the data set and
   // the transforms made them when not given. On CUDA they go through pinned memory and the copy is

@@ -28,8 +28,9 @@ struct Bucket {
   std::vector<std::string> names;
 };
 
-// A hook belongs to one Ddp. A parameter that no rank used in a pass keeps its gradient, regardless
-// of what the hook computes for it.
+// A hook belongs to one Ddp: the constructor of a second one of the same group throws ConfigError
+// while the first lives. A parameter that no rank used in a pass keeps its gradient, regardless of
+// what the hook computes for it.
 class CommHook {
  public:
   virtual ~CommHook() = default;
@@ -59,9 +60,9 @@ class CommHook {
 
   // Called by Ddp's constructor and by refresh() on every rank, between passes: the parameters
   // whose gradients the hook will see, by name. What the hook carries for a parameter stays with
-  // that tensor: when the module has changed, another parameter may have its name. A ConfigError
-  // that it throws on one rank (because the restored state belongs to other parameters, for
-  // instance) is thrown by the constructors of all ranks.
+  // that tensor: when the module has changed, another parameter may have its name. What it
+  // throws on one rank (because the restored state belongs to other parameters, for instance) is a
+  // ConfigError of the constructors of all ranks.
   virtual void attach(const std::map<std::string, at::Tensor>& parameters);
 
   // What the hook carries from pass to pass on this rank, by name, for a checkpoint; restore()

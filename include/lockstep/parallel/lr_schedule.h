@@ -9,8 +9,9 @@
 namespace lockstep::parallel {
 
 // A learning rate from a parameter group's own one (`base`) and the number of steps taken; and a
-// momentum, where the schedule moves that too. Any function will do: Schedule{.lr = [](double base,
-// int64_t step) ...}.
+// momentum, where the schedule moves that too. Any function of its arguments alone will do:
+// Schedule{.lr = [](double base, int64_t step) ...}. It is called for any steps, in any order, and
+// LrScheduler throws ConfigError for a rate that is not finite.
 struct Schedule {
   std::function<double(double base, int64_t step)> lr;
   std::function<double(int64_t step)> momentum = nullptr;

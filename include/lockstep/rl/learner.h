@@ -55,7 +55,8 @@ struct RolloutPlan {
 // Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`,
 // which returns what it is given in the same order. Every rank calls it: one exchange of the
 // outcomes. Throws ConfigError for fewer lanes than ranks, groups of none, and, on all ranks, a
-// `play` that returns more or fewer episodes.
+// `play` that returns more or fewer episodes. What `play` throws on one rank is a ConfigError that
+// quotes it on the others.
 Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
                     const std::function<std::vector<Played>(const std::vector<Planned>&)>& play);
 

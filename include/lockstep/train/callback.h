@@ -88,10 +88,11 @@ class Callback {
   // After a checkpoint (one that is written in the background is not on the disk yet). What is
   // asked for here is not in it.
   virtual void on_save(const RunState&, Requests&) {}
-  // The last call, unless the training ends with an exception.
+  // The last call, unless the training ends with an exception. What it throws is thrown on its rank
+  // alone: the others may have returned from run().
   virtual void on_train_end(const RunState&) {}
   // The last call on a rank whose training ends with an exception, which is thrown on afterwards.
-  // Must not communicate; what it throws is logged.
+  // Must not communicate; what it throws is logged, and the other callbacks are called.
   virtual void on_exception(const RunState&, std::string_view /*what*/) {}
 };
 

@@ -51,8 +51,8 @@ class Step {
   // One update of the part of that name: clears its gradients, runs `loss` over the step's
   // micro-batches (or lanes), with gradients averaged over the ranks, and makes the optimizer's
   // step. The other parts' gradients that `loss` computes on the way are dropped. May be called
-  // several times a step, in the same order on all ranks. Returns the mean loss over all ranks'
-  // samples.
+  // several times a step, in the same order on all ranks, and not within a `loss`. Returns the mean
+  // loss over all ranks' samples.
   double update(std::string_view part, const LossOfBatch& loss);
 
   // Where the training stands: steps are counted from 0 here.
@@ -99,12 +99,13 @@ struct Outcome {
 // with the same bits; with lanes on any number of ranks (docs/resuming.md).
 //
 // An error of one rank alone (data that cannot be read, an exception of the loss) ends the training
-// on all: that rank throws it, and the others a CommError which quotes it.
+// on all: that rank throws it, and the others a CommError which quotes it; of evaluate() an Error.
 class Trainer {
  public:
   // Puts the model onto the world's device, makes Ddp or Fsdp, optimizer and loaders of it. Throws
   // ConfigError on all ranks for options that contradict each other or differ between ranks, and
-  // for a model that Ddp or Fsdp refuses.
+  // for a model that Ddp or Fsdp refuses. What functions of the options throw on one rank, as they
+  // make the optimizer, its groups or the schedule, is a ConfigError that quotes it on the others.
   Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
           TrainerOptions options);
   // As above, with a loss that calls the model itself: of outputs that are not a tensor, or of a

@@ -68,8 +68,9 @@ struct Evaluation {
   // of other Trainers, one after another.
   std::vector<std::shared_ptr<Metric>> metrics = {};
   // Means over a batch's samples (TrainerOptions::count: over what that counts), by name, the same
-  // names in every batch. When not given: "loss", from the model and the loss of the training, and
-  // `metrics` are updated, too. A function that is given updates `metrics` itself.
+  // names in every batch (ConfigError for others). When not given: "loss", from the model and the
+  // loss of the training, and `metrics` are updated, too. A function that is given updates
+  // `metrics` itself. With fsdp it is also called with samples that do not count.
   std::function<std::map<std::string, double>(const data::Batch&)> measure = nullptr;
 };
 
@@ -145,7 +146,8 @@ struct TrainerOptions {
   // Number of items that a batch's loss is the mean of, when not its samples: tokens without
   // padding. Ranks may then differ; one all_reduce of one number a step. A batch may count 0: its
   // loss (of cross_entropy the mean of nothing, NaN) is not looked at, and its gradients have to be
-  // 0 or finite, as cross_entropy's are. A step in which nothing counts makes no update.
+  // 0 or finite, as cross_entropy's are. A step in which nothing counts makes no update. It is
+  // called several times for a batch.
   std::function<int64_t(const data::Batch&)> count = nullptr;
 
   double max_grad_norm = 0;  // 0: gradients are not clipped

@@ -1,16 +1,17 @@
 #include "data/loader/batch_maker.h"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "comm/text.h"
 #include "data/loader/draws.h"
 #include "lockstep/core/error.h"
 
@@ -38,19 +39,6 @@ class NoAutocast {
   bool on_cuda_ = at::autocast::is_autocast_enabled(at::kCUDA);
 };
 
-// The text of the exception being handled.
-std::string current_reason() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
 // What `call` throws, as text; nothing when it returns.
 template <typename Call>
 std::optional<std::string> failure_of(const Call& call) {
@@ -58,7 +46,7 @@ std::optional<std::string> failure_of(const Call& call) {
     call();
     return std::nullopt;
   } catch (...) {
-    return current_reason();
+    return comm::thrown_text();
   }
 }
 
@@ -106,6 +94,7 @@ Batch BatchMaker::make(int64_t number, Batch spare) const {
   std::vector<int64_t> indices(static_cast<size_t>(end - begin));
   for (int64_t i = begin; i < end; ++i) indices[static_cast<size_t>(i - begin)] = sampler_[i];
 
+  const c10::InferenceMode normal(false);  // a thread of the loader has none, either
   const at::NoGradGuard no_grad;
   const NoAutocast no_autocast;
   Batch batch = read(number, std::move(spare), indices);
@@ -116,7 +105,7 @@ Batch BatchMaker::make(int64_t number, Batch spare) const {
       check_batch(batch, indices.size());
     } catch (...) {
       throw DataError(fmt::format("{}: transform {} failed on {}: {}", address(number), t,
-                                  samples_text(indices), current_reason()));
+                                  samples_text(indices), comm::thrown_text()));
     }
   }
   return batch;
@@ -130,7 +119,7 @@ Batch BatchMaker::read(int64_t number, Batch spare, const std::vector<int64_t>& 
     check_batch(batch, indices.size());
     return batch;
   } catch (...) {
-    fail_reading(number, indices, current_reason());
+    fail_reading(number, indices, comm::thrown_text());
   }
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "comm/text.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/deferred_init.h"
@@ -18,6 +19,7 @@
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/ddp/reducer/accumulator.h"
+#include "parallel/ddp/reducer/pass_queue.h"
 #include "parallel/ddp/reducer/reducer.h"
 #include "parallel/lanes/rules.h"
 #include "parallel/layout/common_memory.h"
@@ -129,8 +131,8 @@ void Ddp::State::attach_hook(const Model& model) const {
   std::string fault;
   try {
     options.hook->attach(by_name);
-  } catch (const ConfigError& error) {
-    fault = fmt::format("{} (rank {})", error.what(), group.rank());
+  } catch (...) {
+    fault = fmt::format("{} (rank {})", comm::thrown_text(), group.rank());
   }
   for (const auto& each : group.all_gather_bytes(fault, {.label = "Ddp: hook"})) {
     if (!each.empty()) throw ConfigError(each);
@@ -182,6 +184,12 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   // All ranks are here, and none writes to what an Fsdp has left in common any more.
   if (group.size() > 1) take_own_copies(module.parameters());
   if (state_->plan) begin_lanes(group, lane_options(state_->options));
+  // What a hook carries is of the parameters that it was attached to last.
+  if (const auto& hook = state_->options.hook; hook && PassQueue::of(group)->has(*hook)) {
+    throw ConfigError(fmt::format(
+        "[ddp] the hook {} belongs to another Ddp, whose gradients it works on: make one for each",
+        hook->name()));
+  }
   state_->attach_hook(state_->module.model());
   state_->attach();
   // What is drawn outside of lanes is drawn with the same values on all ranks.

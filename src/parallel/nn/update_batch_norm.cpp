@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "parallel/lanes/rules.h"
 #include "parallel/nn/batch_norm_override.h"
@@ -116,6 +117,7 @@ size_t update_batch_norm(torch::nn::Module& module, const Group& group,
                          const std::function<void()>& run) {
   refuse_lanes(group, "update_batch_norm",
                "call it with World::solo(), and with all batches on each rank");
+  if (!run) throw ConfigError("[update_batch_norm] the function that takes batches is empty");
   const auto modules = modules_of(module);
   std::vector<Layer> layers;
   for (auto* each : modules) {

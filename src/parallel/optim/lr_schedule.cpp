@@ -153,6 +153,7 @@ Schedule sequential_lr(std::vector<Schedule> schedules, std::vector<int64_t> mil
   need(std::is_sorted(milestones.begin(), milestones.end()), "sequential_lr",
        "the milestones must be in increasing order");
   for (const auto& schedule : schedules) {
+    need(schedule.lr != nullptr, "sequential_lr", "a schedule has no function of the rate");
     need(!schedule.momentum, "sequential_lr",
          "a schedule that moves the momentum cannot be a part");
   }

@@ -88,7 +88,12 @@ LrSchedulerState LrScheduler::state() const {
 
 std::vector<double> LrScheduler::rates(const LrSchedulerState& state) const {
   std::vector<double> rates;
-  for (const double base : state.base_lrs) rates.push_back(schedule_.lr(base, state.step));
+  for (const double base : state.base_lrs) {
+    rates.push_back(schedule_.lr(base, state.step));
+    if (std::isfinite(rates.back())) continue;
+    throw ConfigError(fmt::format("[lr_scheduler] the schedule gives the rate {} at step {}",
+                                  rates.back(), state.step));
+  }
   return rates;
 }
 

@@ -12,6 +12,7 @@
 #include <map>
 
 #include "checkpoint/optimizer_fields.h"
+#include "comm/together.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
@@ -271,6 +272,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
                              const Make& make, const ZeroOptions& options)
     : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
   group.refuse_python_ranks("ZeroOptimizer");
+  if (!make) throw ConfigError("[zero] the function that makes the optimizer is empty");
   track_zero_optimizers();
   const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
   const at::NoGradGuard no_grad;
@@ -286,7 +288,16 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
     group.barrier({.label = "zero"}).wait();
     parts_->alias();
   }
-  parts_->optimizer = make(parts_->own_groups(groups));
+  comm::together(group, "zero", [&] {
+    parts_->optimizer = make(parts_->own_groups(groups));
+    const auto& made = parts_->optimizer;
+    if (!made || made->param_groups().size() != groups.size()) {
+      throw ConfigError(fmt::format(
+          "[zero] the function that makes the optimizer has to give it the {} groups "
+          "that it gets, and returned {}",
+          groups.size(), made ? fmt::format("one with {}", made->param_groups().size()) : "none"));
+    }
+  });
   if (dynamic_cast<torch::optim::LBFGS*>(parts_->optimizer.get()) != nullptr) {
     throw ConfigError(
         "[zero] LBFGS looks at all parameters together, so its work cannot be sharded: use it as "

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string_view>
 
+#include "comm/together.h"
 #include "core/counted.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
@@ -89,13 +90,13 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     throw ConfigError(fmt::format("[rollout] {} for {} ranks: each rank needs one",
                                   counted(plan.lanes, "lane"), group.size()));
   }
-  if (plan.group_size < 1) {
+  if (plan.group_size < 1)
     throw ConfigError(fmt::format("[rollout] group_size = {}: above 0", plan.group_size));
-  }
   Rollout out;
   out.outcomes.resize(plan.episodes.size());
   std::vector<std::pair<uint64_t, Outcome>> mine;
   std::string problem;
+  const comm::CallOptions exchange{.timeout = plan.timeout, .label = "outcomes"};
   const auto own = Shard{group.rank(), group.size()}.of(plan.lanes);
   for (int64_t lane = own.begin; lane < own.end; ++lane) {
     std::vector<size_t> numbers;
@@ -106,7 +107,14 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
       episodes.push_back(plan.episodes[i]);
     }
     const auto begin = std::chrono::steady_clock::now();
-    auto played = episodes.empty() ? std::vector<Played>() : play(episodes);
+    std::vector<Played> played;
+    try {
+      if (!episodes.empty()) played = play(episodes);
+    } catch (...) {
+      comm::give_up(group, fmt::format("[rollout] rank {}: {}", group.rank(), comm::thrown_text()),
+                    exchange);
+      throw;
+    }
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     if (played.size() != episodes.size()) {
       problem = fmt::format("[rollout] rank {}: play() returned {} episodes for the {} of lane {}",
@@ -121,12 +129,10 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     out.episodes.push_back(std::move(played));
   }
   // A rank that cannot go on says so in the exchange that the others wait in.
-  std::string bytes(problem.empty() ? kOutcomes : problem);
-  if (problem.empty()) {
-    bytes.append(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(mine[0]));
-  }
-  for (const auto& from :
-       group.all_gather_bytes(bytes, {.timeout = plan.timeout, .label = "outcomes"})) {
+  std::string bytes(kOutcomes);
+  bytes.append(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(mine[0]));
+  if (!problem.empty()) bytes = problem;
+  for (const auto& from : group.all_gather_bytes(bytes, exchange)) {
     if (!from.starts_with(kOutcomes)) throw ConfigError(from);
     for (size_t at = kOutcomes.size(); at < from.size(); at += sizeof(mine[0])) {
       std::pair<uint64_t, Outcome> one;

@@ -198,7 +198,12 @@ std::map<std::string, double> Metric::values(const Group& group) const {
   return values_of(total(group));
 }
 
-double Metric::compute(const Group& group) const { return values(group).at(name()); }
+double Metric::compute(const Group& group) const {
+  const auto all = values(group);
+  const auto own = all.find(name());
+  if (own != all.end()) return own->second;
+  throw ConfigError(fmt::format("[{}] values_of() gives no value of that name", name()));
+}
 
 std::shared_ptr<checkpoint::Stateful> stateful(Metric& metric, const Group& group) {
   return std::make_shared<CountsOfRank>(metric, group);

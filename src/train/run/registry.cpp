@@ -82,10 +82,16 @@ Registry& Registry::add_section(const std::string& name, Keys keys) {
 }
 
 Model Registry::model(const RunConfig& config, const SampleShape& shape) const {
-  return found(models_, "model.kind", config.model.kind)(config, shape);
+  Model made = found(models_, "model.kind", config.model.kind)(config, shape);
+  if (made) return made;
+  throw ConfigError(
+      fmt::format("[registry] the function of model.kind '{}' returned none", config.model.kind));
 }
 RunData Registry::data(const RunConfig& config, const comm::World& world) const {
-  return found(data_, "data.kind", config.data.kind)(config, world);
+  RunData made = found(data_, "data.kind", config.data.kind)(config, world);
+  if (made.training != nullptr) return made;
+  throw ConfigError(fmt::format(
+      "[registry] the function of data.kind '{}' returned none to train on", config.data.kind));
 }
 MakeOptimizer Registry::optimizer(const RunConfig& config) const {
   return found(optimizers_, "optimizer.kind", config.optimizer.kind)(config);

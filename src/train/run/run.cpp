@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "checkpoint/format/directory/folder_lock.h"
+#include "comm/text.h"
 #include "core/files/job_file.h"
 #include "core/files/whole_file.h"
 #include "core/number.h"
@@ -27,7 +28,6 @@
 #include "lockstep/parallel/random.h"
 #include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
-#include "train/error_text.h"
 #include "train/options.h"
 #include "train/report/exporters/metrics_server.h"
 #include "train/run/language_model.h"
@@ -344,7 +344,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
       try {
         // As run_program() ends with it.
         const int status = dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1;
-        write_whole(files.result, result_json(text_of(error), status, trainer.state(), world));
+        write_whole(files.result, result_json(comm::thrown_text(), status, trainer.state(), world));
       } catch (const std::exception& another) {
         log::error(another.what());
       }

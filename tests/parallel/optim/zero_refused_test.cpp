@@ -56,6 +56,41 @@ TEST(ZeroRanksDiffer, ParametersInAnotherOrderOrOneLess) {
   });
 }
 
+TEST(ZeroMade, WhatTheFunctionThrowsOnOneRankIsThrownOnAll) {
+  spawn(2, [](World& world) {
+    auto net = two_layers();
+    const auto text = message_of([&] {
+      ZeroOptimizer(net->parameters(), world.group(), [&](auto groups) {
+        if (world.rank() == 1) throw std::runtime_error("no optimizer");
+        return std::make_unique<torch::optim::SGD>(std::move(groups), SGDOptions(0.1));
+      });
+    });
+    EXPECT_EQ(text, world.rank() == 1 ? "no optimizer" : "[zero] rank 1: no optimizer");
+    EXPECT_EQ(refused(world, net->parameters()), "nothing");
+  });
+}
+
+TEST(ZeroMade, WithAllGroups) {
+  isolated([] {
+    auto net = two_layers();
+    const auto made_with = [&](const ZeroOptimizer::Make& make) {
+      return message_of<ConfigError>([&] {
+        ZeroOptimizer({torch::optim::OptimizerParamGroup({net->parameters()[0]}),
+                       torch::optim::OptimizerParamGroup({net->parameters()[1]})},
+                      World::solo(), make);
+      });
+    };
+    EXPECT_THAT(made_with(nullptr), HasSubstr("the function that makes the optimizer is empty"));
+    EXPECT_THAT(made_with([](auto) { return nullptr; }),
+                HasSubstr("the 2 groups that it gets, and returned none"));
+    EXPECT_THAT(made_with([](auto groups) {
+                  groups.pop_back();
+                  return std::make_unique<torch::optim::SGD>(std::move(groups), SGDOptions(0.1));
+                }),
+                HasSubstr("the 2 groups that it gets, and returned one with 1"));
+  });
+}
+
 TEST(ZeroRanksDiffer, StridesGroupsAndOptions) {
   spawn(2, [](World& world) {
     const bool other = world.rank() == 1;

@@ -36,6 +36,11 @@ void PassQueue::add(Reducer& reducer) {
   members_.push_back({.reducer = &reducer, .number = ++count});
 }
 
+bool PassQueue::has(const CommHook& hook) const {
+  return std::ranges::any_of(
+      members_, [&](const Member& member) { return member.reducer->hook().get() == &hook; });
+}
+
 void PassQueue::join(const Reducer& reducer) {
   static std::atomic<int64_t> count = 0;
   member(reducer).place_in_join = ++count;

@@ -10,6 +10,7 @@
 
 namespace lockstep::parallel {
 
+class CommHook;
 class Reducer;
 
 // Ranks have to launch the buckets of all Reducers in one order, but when a bucket is complete
@@ -39,6 +40,8 @@ class PassQueue {
   // From its constructor, and from its destructor.
   void add(Reducer& reducer);
   void remove(const Reducer& reducer);
+  // Whether the gradients of one of them go through it.
+  bool has(const CommHook& hook) const;
 
   // A Join has named it, after those that it named before.
   void join(const Reducer& reducer);

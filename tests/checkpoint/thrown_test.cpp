@@ -1,0 +1,69 @@
+// What a program's own Stateful throws on one rank.
+#include "support/thrown.h"
+
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "lockstep/checkpoint/checkpointer.h"
+#include "support/folder.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using checkpoint::State;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+struct Own : checkpoint::Stateful {
+  State state(const checkpoint::Names&) const override {
+    saves();
+    return {.values = {{"number", int64_t{1}}}};
+  }
+  void restored(const State&) override { restores(); }
+
+  std::function<void()> saves = [] {}, restores = [] {};
+};
+
+TEST(Thrown, ByAStatefulIsQuotedOnAllRanks) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto own = std::make_shared<Own>();
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("own", own);
+    checkpoints.save(1);
+    const auto on_one = [&](const std::function<void()>& fail) {
+      return [&world, fail] {
+        if (world.rank() == 1) fail();
+      };
+    };
+    const auto save = [&] { checkpoints.save(2); };
+    own->saves = on_one([] { throw 7; });
+    EXPECT_THAT(message_of<CheckpointError>(save),
+                HasSubstr("step 2 was not saved: rank 1: an exception that is not a std::except"));
+    // libtorch's exceptions have a backtrace, which helps nobody here.
+    own->saves = on_one([] { TORCH_CHECK(false, "an odd tensor"); });
+    EXPECT_THAT(message_of<CheckpointError>(save),
+                AllOf(HasSubstr("rank 1: an odd tensor"), Not(HasSubstr("frame #"))));
+    own->saves = [] {};
+    own->restores = on_one([] { throw 7; });
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                HasSubstr("rank 1: an exception that is not a std::exception"));
+    own->restores = [] {};
+    EXPECT_EQ(checkpoints.restore_latest().value().step, 1);
+    checkpoints.save(2);
+    checkpoints.finish();
+    EXPECT_THAT(message_of<ConfigError>(
+                    [&] { checkpoints.track("none", std::shared_ptr<checkpoint::Stateful>()); }),
+                HasSubstr("'none' cannot be tracked: it is a null pointer"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,242 @@
+// What functions of the program throw, on one rank, ends all ranks with its reason.
+#include "support/thrown.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/lockstep.h"
+#include "lockstep/train/loss.h"
+#include "lockstep/train/optimizer.h"
+#include "lockstep/train/schedule.h"
+#include "support/spawn.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using test::message_of;
+using test::spawn;
+using test::train_options;
+using test::TrainNet;
+using testing::HasSubstr;
+using train::Callback;
+using train::RunState;
+
+// Notes what on_exception() is told.
+struct Told : Callback {
+  explicit Told(std::vector<std::string>& texts) : texts_(texts) {}
+  void on_exception(const RunState&, std::string_view what) override { texts_.emplace_back(what); }
+
+ private:
+  std::vector<std::string>& texts_;
+};
+
+// Its on_exception() fails, too.
+struct Fails : Callback {
+  void on_exception(const RunState&, std::string_view) override { throw 8; }
+};
+
+TEST(Thrown, WhatIsNoStdExceptionEndsAllRanks) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    int calls = 0, thrown = 0;
+    std::vector<std::string> told;
+    auto options = train_options({});
+    options.callbacks = {std::make_shared<Fails>(), std::make_shared<Told>(told)};
+    train::Trainer trainer(
+        world, net,
+        [&](const Batch& batch) -> at::Tensor {
+          if (++calls == 3 && world.rank() == 1) throw 7;
+          return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
+        },
+        samples, options);
+    std::string text;
+    try {
+      trainer.run();
+    } catch (int number) {
+      thrown = number;
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+    EXPECT_EQ(thrown, world.rank() == 1 ? 7 : 0);
+    if (world.rank() == 0) {
+      EXPECT_THAT(text, HasSubstr("rank 1 ended the training in step 3: an exception that is not"));
+    }
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_THAT(told[0], HasSubstr("an exception that is not a std::exception"));
+  });
+}
+
+// Functions that make the Trainer's parts: all ranks are told, and can make another one.
+TEST(Thrown, WhatTheConstructorCallsEndsItOnAllRanks) {
+  spawn(2, [](World& world) {
+    const auto samples = test::train_samples(60);
+    const auto thrown_by = [&](const train::TrainerOptions& options) {
+      TrainNet net;
+      return message_of(
+          [&] { train::Trainer(world, net, train::cross_entropy(), samples, options); });
+    };
+    const auto fail = [&](const char* what) {
+      if (world.rank() == 1) throw std::runtime_error(what);
+    };
+    const std::string address = world.rank() == 1 ? "" : "rank 1: ";
+    for (const bool zero : {false, true}) {
+      auto options = train_options({});
+      options.zero = zero;
+      options.optimizer = [&, make = options.optimizer](auto groups) {
+        fail("no optimizer");
+        return make(std::move(groups));
+      };
+      EXPECT_THAT(thrown_by(options), HasSubstr(address + "no optimizer"));
+      options = train_options({});
+      options.zero = zero;
+      options.groups = [&](torch::nn::Module& module) {
+        fail("no groups");
+        return std::vector<torch::optim::OptimizerParamGroup>{{module.parameters()}};
+      };
+      EXPECT_THAT(thrown_by(options), HasSubstr(address + "no groups"));
+    }
+    auto options = train_options({});
+    options.learning_rate = train::follow([&](int64_t) {
+      fail("no schedule");
+      return constant_lr();
+    });
+    EXPECT_THAT(thrown_by(options), HasSubstr(address + "no schedule"));
+    EXPECT_EQ(thrown_by(train_options({})), "nothing");
+  });
+}
+
+TEST(Thrown, AnEvaluationOutsideOfTheRunEndsOnAllRanks) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    auto options = train_options({});
+    options.evaluation = {.data = samples, .measure = [&](const Batch&) {
+                            if (world.rank() == 1) throw std::runtime_error("no measure");
+                            return std::map<std::string, double>{{"a", 1}};
+                          }};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    for (int time = 0; time < 2; ++time) {  // the group can be used again
+      const auto text = message_of([&] { trainer.evaluate(); });
+      EXPECT_THAT(text,
+                  HasSubstr(world.rank() == 1 ? "no measure"
+                                              : "rank 1 ended the evaluation after step 0: no "));
+    }
+  });
+}
+
+// What some batches lack would count as 0 in the mean.
+TEST(Thrown, MeasuresHaveTheSameNamesInEachBatch) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    const auto said = [&](const auto& measure) {
+      auto options = train_options({});
+      options.evaluation = {.data = samples, .measure = measure};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      return message_of<ConfigError>([&] { trainer.evaluate(); });
+    };
+    using Means = std::map<std::string, double>;
+    EXPECT_THAT(said([&](const Batch&) {
+                  return world.rank() == 0 ? Means{{"a", 1}} : Means{{"a", 1}, {"b", 2}};
+                }),
+                HasSubstr("Evaluation::measure gives a for one batch and a, b for another"));
+    EXPECT_THAT(said([&](const Batch&) {
+                  return Means{{"a\tb", 1}};
+                }),
+                HasSubstr("gives a name with a tab or a line break"));
+  });
+  spawn(1, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    auto options = train_options({});
+    int calls = 0;
+    options.evaluation = {.data = samples, .measure = [&](const Batch&) {
+                            return std::map<std::string, double>{{++calls % 2 ? "a" : "b", 1}};
+                          }};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    EXPECT_THAT(message_of<ConfigError>([&] { trainer.evaluate(); }),
+                HasSubstr("Evaluation::measure gives a for one batch and b for another"));
+  });
+}
+
+TEST(Thrown, AnUpdateWithinAnUpdateIsRefused) {
+  spawn(1, [](World& world) {
+    TrainNet one, other;
+    const auto samples = test::train_samples(60);
+    const auto loss_of = [](TrainNet& net, const Batch& batch) {
+      return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
+    };
+    const auto inner = [&](const Batch& batch) { return loss_of(other, batch); };
+    train::Trainer trainer(
+        world, {{.name = "one", .model = one}, {.name = "other", .model = other}},
+        [&](train::Step& step) {
+          step.update("one", [&](const Batch& batch) {
+            step.update("other", inner);
+            return loss_of(one, batch);
+          });
+        },
+        samples, train_options({}));
+    EXPECT_THAT(message_of<ConfigError>([&] { trainer.run(); }),
+                HasSubstr("update() of part 'other' within the loss of another update()"));
+  });
+}
+
+// A callback that has caught what all ranks threw hides no later error of one rank.
+TEST(Thrown, AnErrorOfAllRanksThatWasCaughtHidesNone) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    auto options = train_options({});
+    int64_t evaluations = 0;
+    train::Trainer* running = nullptr;
+    options.evaluation = {
+        .data = samples, .every_epochs = 0, .measure = [](const Batch& batch) {
+          return std::map<std::string, double>{{"a", static_cast<double>(batch.data.size(0))}};
+        }};
+    options.count = [&](const Batch& batch) { return evaluations == 1 ? 0 : batch.data.size(0); };
+    options.callbacks = {std::make_shared<test::AtStep>(
+                             1,
+                             [&] {
+                               evaluations = 1;  // counts nothing: DataError on all
+                               EXPECT_THAT(message_of<DataError>([&] { running->evaluate(); }),
+                                           HasSubstr("count nothing"));
+                               evaluations = 2;
+                             }),
+                         std::make_shared<test::AtStep>(2, [&] {
+                           if (world.rank() == 1) throw std::runtime_error("mine");
+                         })};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    running = &trainer;
+    const auto text = message_of([&] { trainer.run(); });
+    EXPECT_THAT(text, HasSubstr(world.rank() == 1 ? "mine" : "rank 1 ended the training after "));
+  });
+}
+
+TEST(Thrown, RatesHaveToBeNumbers) {
+  test::isolated([] {
+    const auto parameter = torch::ones({1}).requires_grad_(true);
+    torch::optim::SGD sgd({parameter}, torch::optim::SGDOptions(0.5));
+    LrScheduler schedule(sgd, {.lr = [](double base, int64_t step) { return base / (2 - step); }});
+    schedule.step();
+    EXPECT_THAT(message_of<ConfigError>([&] { schedule.step(); }),
+                HasSubstr("[lr_scheduler] the schedule gives the rate inf at step 2"));
+    EXPECT_EQ(schedule.state().step, 1);
+    EXPECT_EQ(sgd.param_groups()[0].options().get_lr(), 0.5);
+    EXPECT_THAT(message_of<ConfigError>([] {
+                  sequential_lr({Schedule{}, constant_lr()}, {3});
+                }),
+                HasSubstr("a schedule has no function of the rate"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
