@@ -160,6 +160,8 @@ class Transport {
   // among them). Called by the members only, after all ranks of this transport agreed on who they
   // are; `color` tells apart the subsets made at the same time.
   virtual std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) = 0;
+  // What is wrong with the network, as far as this rank can see; empty when nothing is.
+  virtual std::string obstacle() const { return ""; }
 
   const std::shared_ptr<Unfinished>& unfinished() const { return unfinished_; }
 

@@ -39,6 +39,12 @@ TEST(TcpOptions, PausesAreShortAndConnectionsLastAsLongAsDeadlines) {
     settle_connection(one.get(), std::chrono::minutes(minutes));
     EXPECT_EQ(option_of(one.get(), IPPROTO_TCP, TCP_NODELAY), 1);
     EXPECT_EQ(option_of(one.get(), SOL_SOCKET, SO_KEEPALIVE), 1);
+    // Asked before a router forgets the connection, and for as long as what is sent is sent again.
+    const int pause = option_of(one.get(), IPPROTO_TCP, TCP_KEEPINTVL);
+    EXPECT_LT(option_of(one.get(), IPPROTO_TCP, TCP_KEEPIDLE), 60);
+    EXPECT_LT(pause, 60);
+    EXPECT_EQ(option_of(one.get(), IPPROTO_TCP, TCP_KEEPCNT) * pause,
+              std::min(std::max(minutes, 15) * 60, 127 * pause));
     // Without shorter pauses the kernel's own limit of attempts is right.
     const bool shorter = limits_pauses();
     EXPECT_EQ(option_of(one.get(), IPPROTO_TCP, kRtoMaxMs), shorter ? 1000 : -1);
@@ -69,7 +75,7 @@ TEST(TcpOptions, BothEndsOfARanksConnectionHaveThem) {
         if (peer.ss_family != AF_INET) continue;
         ++ends;
         for (const int option :
-             {TCP_NODELAY, TCP_THIN_LINEAR_TIMEOUTS, kRtoMaxMs, TCP_USER_TIMEOUT})
+             {TCP_NODELAY, TCP_THIN_LINEAR_TIMEOUTS, TCP_KEEPIDLE, kRtoMaxMs, TCP_USER_TIMEOUT})
           EXPECT_EQ(option_of(fd, IPPROTO_TCP, option),
                     option_of(settled.get(), IPPROTO_TCP, option))
               << option;

@@ -25,8 +25,10 @@ void TwoLevels::attend(WireOperation& operation) {
     throw CommError(
         fmt::format("[host-then-net] {}", diagnosis.end(operation.notice, reason, notices)));
   };
-  if (operation.left().count() == 0)
+  if (operation.left().count() == 0) {
+    if (operation.notice.advice.empty()) operation.notice.advice = all->obstacle();
     fail(fmt::format("timed out after {}", text_of(operation.timeout)), kHearsay);
+  }
   if (!operation.is_due()) return;
   const PeerStatus::Notices notices =
       peer_status.exchange(operation.notice, std::chrono::milliseconds(0));

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
@@ -162,6 +165,28 @@ std::string Net::unanswered() const {
     peers.push_back(fmt::format("rank {} gives no answer at {}", rank, addresses_[rank]));
   }
   return fmt::format("{}", fmt::join(peers, ", "));
+}
+
+std::string Net::unacknowledged() const {
+  constexpr size_t kMost = 8;
+  constexpr int kOften = 3;  // a packet may be lost
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> peers;
+  for (size_t rank = 0; rank < peers_.size() && peers.size() < kMost; ++rank) {
+    if (peers_[rank]->state != State::Open) continue;
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    getsockopt(peers_[rank]->line.fd(), IPPROTO_TCP, TCP_INFO, &info, &length);
+    if (info.tcpi_retransmits < kOften) continue;
+    peers.push_back(fmt::format("rank {} at {}", rank, addresses_[rank]));
+  }
+  if (peers.empty()) return "";
+  return fmt::format(
+      "what rank {} has sent to {} does not arrive, however often it is sent again: the host is "
+      "cut "
+      "off, a firewall drops it, or large packets get lost on the way (MTU; 'sysctl -w "
+      "net.ipv4.tcp_mtu_probing=1' on each host helps)",
+      rank_, fmt::join(peers, ", "));
 }
 
 // Sends what can be sent, which may end calls, which may bring more.

@@ -72,6 +72,9 @@ class Net final : public NetSink, public NetWires {
   // "rank 1 gives no answer at 10.0.0.2 41234": the peers that have not accepted this rank's
   // connection yet; empty when there are none.
   std::string unanswered() const;
+  // "what rank 0 has sent to rank 1 at 10.0.0.2 41234 ...": the connections on which data goes out
+  // again and again and is not acknowledged; empty when there are none.
+  std::string unacknowledged() const;
   // For tests: what this process has open.
   size_t connections() const;
 

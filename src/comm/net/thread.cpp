@@ -50,6 +50,11 @@ Fd listening_on(const std::string& address, std::string& own) {
   }
   auto fd = listen_at(found.addresses[0], SOCK_NONBLOCK);
   if (!fd) {
+    if (errno == EADDRINUSE) {
+      throw CommError(fmt::format(
+          "[tcp] start: cannot listen at {}: no port is free (sysctl net.ipv4.ip_local_port_range)",
+          address));
+    }
     throw CommError(
         fmt::format("[tcp] start: cannot listen at {}: {}; set GLOO_SOCKET_IFNAME to the "
                     "interface by which the hosts reach each other",

@@ -1,19 +1,24 @@
 #include "comm/store/connection.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/later.h"
 #include "comm/store/protocol.h"
 #include "core/network/address.h"
 #include "core/network/tcp_options.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::comm {
 namespace {
@@ -109,6 +114,14 @@ std::unique_ptr<StoreLine> greeted(const Address& there, const std::optional<Dig
   }
   if (answer != ping) throw StoreFailure("the server there is not a store");
   return line;
+}
+
+// A name may have several addresses.
+std::string text_of(const std::map<std::string, std::string>& failures) {
+  if (failures.size() == 1) return failures.begin()->second;
+  std::vector<std::string> all;
+  for (const auto& [address, failure] : failures) all.push_back(address + ": " + failure);
+  return fmt::format("{}", fmt::join(all, "; "));
 }
 
 }  // namespace
@@ -226,6 +239,9 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
                                            const std::optional<Digest>& key,
                                            StorePatience& patience, bool was_there) {
   std::string failure;
+  std::map<std::string, std::string> failures;  // by address
+  // Of all the time, which a user may take for a job that does nothing.
+  auto silent_until = Clock::now() + patience.left() / 10;
   for (auto pause = std::chrono::milliseconds(kFirstPause);;
        pause = std::min(2 * pause, kLongestPause + 0ms)) {
     bool may_be_there = !was_there;
@@ -241,9 +257,11 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
           if (dynamic_cast<const StoreAbsent*>(&error) == nullptr) may_be_there = true;
           // The error of an attempt that the deadline interrupts says less than those before it.
           const bool is_cut = patience.left() == 0ms && Clock::now() - begin < kAnswers;
-          if (failure.empty() || !is_cut) failure = error.what();
+          std::string& last = failures[one.host()];
+          if (last.empty() || !is_cut) last = error.what();
         }
       }
+      failure = text_of(failures);
     } catch (const StoreUnreachable&) {
       throw;
     } catch (const StoreFailure& error) {
@@ -256,6 +274,13 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
       patience.look();
     }
     if (patience.left() == 0ms) patience.fail(failure);
+    if (Clock::now() < silent_until) continue;
+    silent_until = Clock::time_point::max();
+    log::warn(fmt::format(
+        "[store] {} cannot be reached yet: {}; trying for another {:.0f} s (does rank 0 run there, "
+        "and does every firewall on the way let this host reach the port?)",
+        Endpoint{host, static_cast<uint16_t>(port)}.text(), failure,
+        std::chrono::duration<double>(patience.left()).count()));
   }
 }
 

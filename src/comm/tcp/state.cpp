@@ -38,6 +38,8 @@ bool TcpState::await(const NetJob& job, WireOperation& operation, steady_clock::
       return true;
     }
     operation.excuse(steady_clock::now() - now, slice);
+    if (operation.left().count() == 0 && operation.notice.advice.empty())
+      operation.notice.advice = net_->unacknowledged();
     attend(operation);
     if (steady_clock::now() >= until) return false;
   }

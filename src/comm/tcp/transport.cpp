@@ -89,6 +89,7 @@ class TcpTransport : public Transport {
     return std::make_shared<Store::Making>(state_->store(), 1);
   }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
+  std::string obstacle() const override { return state_->net()->unacknowledged(); }
 
   // No rank continues, or exits and with it the store, before all have come.
   void meet();

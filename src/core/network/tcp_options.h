@@ -9,10 +9,11 @@ namespace lockstep {
 constexpr std::chrono::minutes kUnacknowledged{15};
 
 // For a socket before it connects, or one that was accepted: what is written leaves at once, a host
-// that is gone for good takes its connections along in time, and what the network has lost is sent
-// again every second at most (Linux 6.15; before it the pauses double up to two minutes). The
-// connection ends after `unacknowledged` without an acknowledgement: at least 15 minutes, and no
-// deadline of its user should be longer.
+// that is gone for good takes its connections along in time, a router that forgets idle connections
+// does not come to forget this one, and what the network has lost is sent again every second at
+// most (Linux 6.15; before it the pauses double up to two minutes). The connection ends after
+// `unacknowledged` without an acknowledgement: at least 15 minutes, and no deadline of its user
+// should be longer.
 void settle_connection(int socket, std::chrono::milliseconds unacknowledged = kUnacknowledged);
 
 }  // namespace lockstep

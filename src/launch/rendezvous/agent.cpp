@@ -171,6 +171,7 @@ void Agent::perform(const Dial& dial) {
   } else {
     network_.dial(dial.link, dial.address);
   }
+  node_.missed(network_.misses());
 }
 
 void Agent::perform(const Launch& launch) {
@@ -300,6 +301,7 @@ void Agent::on_message(ConnectionId link, const MessagePtr& message) {
 }
 
 void Agent::on_close(ConnectionId link, bool refused) {
+  node_.missed(network_.misses());
   node_.closed(link, refused, now());
   act();
 }

@@ -94,6 +94,12 @@ std::optional<Address> source_in_time(const std::vector<Address>& found, Patienc
   }
 }
 
+std::vector<std::string> hosts_of(const std::vector<Address>& addresses) {
+  std::vector<std::string> hosts;
+  for (const Address& one : addresses) hosts.push_back(one.host());
+  return hosts;
+}
+
 // The endpoint's address, where this host has it and others can reach it. Debian gives a host its
 // own name as 127.0.1.1, which no other host can reach.
 Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Address>& found) {
@@ -113,8 +119,8 @@ Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Addre
   if (others.size() == 1) return others.front().with_port(endpoint.port);
   throw ConfigError(fmt::format(
       "[run] --rdzv-endpoint {}: this host knows itself under that name as {}, where no other host "
-      "reaches it; say which of its {} addresses is meant (--local-addr)",
-      endpoint.text(), found.front().host(), others.size()));
+      "reaches it; say which of its {} addresses is meant (--local-addr): {}",
+      endpoint.text(), found.front().host(), others.size(), fmt::join(hosts_of(others), ", ")));
 }
 
 // A name may have addresses in several networks, one of which the others cannot reach.
@@ -130,6 +136,19 @@ std::string remark_on_several(const Endpoint& endpoint, const std::vector<Addres
       "the host '{}' has several addresses ({}): the coordinator listens at {} only; where the "
       "others cannot reach that, give --rdzv-endpoint an address, or --local-addr here",
       endpoint.host, fmt::join(own, ", "), chosen.host());
+}
+
+// Several hosts may have one of the addresses, and take themselves for the one that is meant.
+std::string remark_on_foreign(const Endpoint& endpoint, std::vector<Address> found,
+                              const Address& chosen) {
+  std::erase_if(found, is_own);
+  if (found.empty()) return "";
+  return fmt::format(
+      "the host '{}' has the address {} of this host, and {}, which this host has not: this "
+      "launcher takes itself for the coordinator; where another host is meant, and the first is an "
+      "address that many hosts have (docker0's), give --rdzv-endpoint an address, or --rdzv-conf "
+      "is_host=0 here",
+      endpoint.host, chosen.host(), fmt::join(hosts_of(found), ", "));
 }
 
 Address given_address(const std::string& text) {
@@ -205,6 +224,10 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
       const std::string remark =
           rendezvous.local_addr.empty() ? remark_on_several(endpoint, found, meeting.own) : "";
       if (!remark.empty()) session.output.say(remark);
+      const bool is_told =
+          rendezvous.is_host || rendezvous.node_rank || !rendezvous.local_addr.empty();
+      const std::string doubt = is_told ? "" : remark_on_foreign(endpoint, found, meeting.own);
+      if (!doubt.empty()) session.output.say(doubt);
       session.tell("listening at " + meeting.coordinator + ": this launcher is the coordinator");
       return meeting;
     }

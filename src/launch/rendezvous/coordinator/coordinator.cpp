@@ -324,9 +324,10 @@ void Coordinator::tick(Time now) {
     if (phase_ == Phase::Gathering && few && now >= gathering_since_ + timing_.join) {
       end(1,
           fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
-                      "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}{}",
+                      "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}{}; do they "
+                      "reach {} (a firewall, another address of this host: --local-addr)?",
                       in(State::Ready), job_spec_.min_nodes, seconds(timing_.join), who_is_here(),
-                      remarks_.last_refusal(), why_.empty() ? "" : "; earlier: ", why_));
+                      remarks_.last_refusal(), why_.empty() ? "" : "; earlier: ", why_, where_));
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {

@@ -1,6 +1,7 @@
 #include "launch/rendezvous/network/network.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -96,6 +97,7 @@ void Network::connect_to(ConnectionId link, const std::string& name, const Addre
   links_[link] = &connection;
   if (address != nullptr) {
     connection.to = *address;
+    misses_.try_emplace(address->host(), "no answer");
     connection.socket =
         Fd(::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (connection.socket) settle_connection(connection.socket.get());
@@ -105,9 +107,16 @@ void Network::connect_to(ConnectionId link, const std::string& name, const Addre
                       errno == EINPROGRESS);
   if (begun) {
     watch(connection);
-  } else {  // reported in pump(), not from inside the caller's own call
-    connection.until = Clock::now();
+  } else {
+    if (address != nullptr) misses_[address->host()] = std::strerror(errno);
+    connection.until = Clock::now();  // reported in pump(), not from inside the caller's own call
   }
+}
+
+std::string Network::misses() const {
+  std::vector<std::string> all;
+  for (const auto& [address, why] : misses_) all.push_back(address + ": " + why);
+  return fmt::format("{}", fmt::join(all, ", "));
 }
 
 void Network::send(ConnectionId link, const MessagePtr& message) {
@@ -170,6 +179,7 @@ void Network::pump(Connection& connection) {
     socklen_t length = sizeof error;
     getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) {
+      misses_[connection.to.host()] = std::strerror(error);
       const bool is_there = !reached_ || reached_->host() == connection.to.host();
       return close(connection, error == ECONNREFUSED && is_there);
     }
@@ -235,7 +245,8 @@ void Network::read(Connection& connection) {
       if (connection.link && !connection.channel.is_open()) {
         handler_.on_disagreement(fmt::format(
             "{} closed the connection during the handshake: check that both hosts have the same "
-            "token, --rdzv-id and --tls (or --rdzv-conf tls)",
+            "token, --rdzv-id and --tls (or --rdzv-conf tls), and that no other program has the "
+            "port",
             connection.peer));
       }
       return close(connection);
@@ -252,6 +263,7 @@ void Network::read(Connection& connection) {
     if (!was_open && connection.channel.is_open()) {
       if (connection.link) {
         tried_.clear();
+        misses_.clear();
         reached_ = connection.to;
         handler_.on_connect(*connection.link);
       } else {

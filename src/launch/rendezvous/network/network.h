@@ -49,6 +49,9 @@ class Network {
   // The same to where the last one got through: asks no name server, which may take its time.
   void redial(ConnectionId link, const std::string& address);
   void send(ConnectionId link, const MessagePtr& message);
+  // "10.0.0.1: Connection refused, fd00::1: no answer": what came of the addresses that were
+  // dialled since a connection got through.
+  std::string misses() const;
   // Closes it when what was sent is on its way.
   void hang_up(ConnectionId link);
 
@@ -99,6 +102,7 @@ class Network {
   // A coordinator has a connection with each host, and handles only those with events.
   const Fd epoll_;
   std::set<std::string> tried_;                     // addresses, since a connection got through
+  std::map<std::string, std::string> misses_;       // by address: why none got through
   std::optional<Address> reached_;                  // by the last one that did
   std::optional<Clock::time_point> listens_again_;  // no descriptor is left for a new connection
   uint64_t last_number_ = 0;

@@ -58,12 +58,13 @@ void Node::say_what_is_awaited(Time now) {
     const std::string holder = who_holds_the_port();
     actions_.emplace_back(Say{fmt::format(
         "waiting for the coordinator at {}: {}; this host waits for {:g} s (--rdzv-conf "
-        "{})",
+        "{}){}{}",
         options_.coordinator,
         nobody_listens_  ? "nothing listens there yet"
         : holder.empty() ? "no answer"
                          : holder,
-        seconds(patience_), attempt_ > 0 ? "rejoin_timeout" : "join_timeout")});
+        seconds(patience_), attempt_ > 0 ? "rejoin_timeout" : "join_timeout",
+        missed_.empty() ? "" : "; tried ", missed_)});
   }
 }
 
@@ -97,11 +98,19 @@ void Node::tick(Time now) {
   if ((dialling || phase_ == Phase::Pausing) && !ranks_ && now >= dialling_until_) {
     disconnect();
     const std::string holder = who_holds_the_port();
+    // What is known to be in the way says more.
+    const std::string tried =
+        missed_.empty() || !holder.empty() || !waiting_for_.empty()
+            ? ""
+            : fmt::format(
+                  "; tried {} (is a launcher started there, and does every firewall on the "
+                  "way let this host reach it?)",
+                  missed_);
     return end(
         1,
-        fmt::format("could not reach a coordinator at {} within {:g} s{}{}{}", options_.coordinator,
-                    seconds(patience_), holder.empty() ? "" : ": " + holder,
-                    waiting_for_.empty() ? "" : "; last error: " + waiting_for_,
+        fmt::format("could not reach a coordinator at {} within {:g} s{}{}{}{}",
+                    options_.coordinator, seconds(patience_), holder.empty() ? "" : ": " + holder,
+                    waiting_for_.empty() ? "" : "; last error: " + waiting_for_, tried,
                     why_.empty() ? "" : "; earlier: " + why_),
         now);
   }
@@ -109,7 +118,9 @@ void Node::tick(Time now) {
   if (phase_ == Phase::Pausing && now >= next_dial_) dial(now);
   if (phase_ == Phase::Member && !is_root()) {
     if (lease_is_over(now)) {
-      return orphaned(fmt::format("no answer for {:g} s", seconds(timing.lease)), now);
+      return orphaned(fmt::format("no answer for {:g} s (--rdzv-conf heartbeat_timeout)",
+                                  seconds(timing.lease)),
+                      now);
     }
     if (now >= next_ping_) {
       next_ping_ = now + timing.interval;

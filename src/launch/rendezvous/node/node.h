@@ -78,6 +78,9 @@ class Node {
   // Why the coordinator could not be joined so far; printed once, and again when time has run out.
   void obstructed(const std::string& why);
 
+  // Which addresses of the coordinator's were dialled, and what came of each; for what is printed.
+  void missed(std::string addresses) { missed_ = std::move(addresses); }
+
   // A connection to this coordinator was refused, for its user.
   void refused(const std::string& text);
 
@@ -174,6 +177,7 @@ class Node {
   Time lease_from_{}, next_ping_{}, dialling_until_{}, patience_{}, next_dial_{}, pause_{},
       dialled_{};
   std::string waiting_for_;  // printed already
+  std::string missed_;
   // When to print that the coordinator has not been reached, or that no attempt has begun; empty
   // once that was printed.
   std::optional<Time> quiet_until_;
