@@ -191,7 +191,7 @@ class Ddp : public Joinable {
   // detects a rank that leaves out a batch after it, so ranks call it equally often; calls of an
   // optimizer's zero_grad() are invisible to Ddp (docs/architecture.md). A rank may look at
   // gradients of its own between steps: zero_grad(), backward() under hold(), and zero_grad() again
-  // do not count in a loop that does not accumulate otherwise. Throws ConfigError on all ranks when
+  // do not count where no rank accumulates otherwise. Throws ConfigError on all ranks when
   // parameters were added or replaced without refresh(), and a backward() since the last call gave
   // gradients to those alone, which were not averaged.
   void zero_grad();

@@ -160,6 +160,26 @@ TEST(OneRank, AStepOfMicroBatchesThatIsLeftOutIsTold) {
   });
 }
 
+// All ranks drop what they have under hold() and start the step again, as after an exception. One
+// of them never accumulates otherwise.
+TEST(OneRank, AStepThatAllStartAgainWhereRanksAccumulateUnequally) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world);
+    const auto begin = [&](int step, bool holds) {
+      ddp.zero_grad();
+      if (!holds) return;
+      const auto hold = ddp.hold();
+      square_loss(net, world.rank(), step).backward();
+    };
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2) begin(step, /*holds=*/true);
+      begin(step, world.rank() == 1);
+      square_loss(net, world.rank(), step).backward();
+    }
+  });
+}
+
 // Freezing parameters needs no refresh(), with Unused::Zero and with Unused::Error.
 TEST(OneRank, FrozenParametersAreNoError) {
   spawn(2, [](World& world) {

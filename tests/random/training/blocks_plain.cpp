@@ -14,9 +14,9 @@ at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype = kTogether) {
   return (torch::randn(sizes, at::kDouble) * 0.4).to(dtype);
 }
 
-// In a dtype of its own: input and output are double.
+// In a dtype of its own, whatever that of its input and output is.
 struct LinearBlock : Block {
-  LinearBlock(at::ScalarType own, bool strided) : dtype(own) {
+  LinearBlock(at::ScalarType dtype, bool strided) {
     weight = register_parameter("weight", values({kFeatures, kFeatures}, dtype));
     bias = register_parameter("bias", values({kFeatures}, dtype));
     if (!strided) return;
@@ -24,9 +24,9 @@ struct LinearBlock : Block {
     weight.set_data(weight.t().contiguous().t());
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override {
-    return torch::tanh(at::linear(x.to(dtype), weight, bias).to(kTogether));
+    const auto y = at::linear(x.to(weight.scalar_type()), weight, bias);
+    return torch::tanh(y.to(x.scalar_type()));
   }
-  at::ScalarType dtype;
   at::Tensor weight, bias;
 };
 

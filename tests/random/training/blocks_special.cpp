@@ -58,23 +58,30 @@ struct SyncNormBlock : Block {
 
 // Each sample sees the mean of all ranks' samples.
 struct GatheredBlock : Block {
-  GatheredBlock(const Group& world, bool reduces) : sums(reduces) {
+  enum class By { Gathering, Reducing, Scattering, Exchanging };
+  GatheredBlock(const Group& world, By how) : by(how) {
     if (world.size() > 1) group = world.split(0);
   }
   bool joins_lanes() const override { return true; }
   std::vector<at::Tensor> forward_all(const std::vector<Block*>&,
                                       const std::vector<at::Tensor>& xs) override {
     const at::Tensor own = at::cat(xs);
-    const at::Tensor mean =
-        sums ? functional::all_reduce(own.sum(0), group) /
-                   functional::all_reduce(at::full({}, own.size(0), at::kLong), group)
-             : functional::all_gather(own, group).mean(0);
+    const at::Tensor mean = by == By::Gathering ? functional::all_gather(own, group).mean(0)
+                                                : sum(own.sum(0)) / sum(own.size(0));
     std::vector<at::Tensor> ys;
     for (const auto& x : xs) ys.push_back(x + torch::tanh(mean) / 2);
     return ys;
   }
+  at::Tensor sum(int64_t rows) const { return sum(at::full({1}, rows, at::kDouble)); }
+  at::Tensor sum(const at::Tensor& own) const {
+    if (by == By::Reducing) return functional::all_reduce(own, group);
+    const at::Tensor copies = own.expand({group.size(), -1});
+    if (by == By::Scattering) return functional::reduce_scatter(copies, group).sum(0);
+    const std::vector<int64_t> counts(static_cast<size_t>(group.size()), 1);
+    return functional::all_to_all(copies, counts, group).rows.sum(0);
+  }
   Group group;
-  bool sums;
+  By by;
 };
 
 struct DropoutBlock : Block {
@@ -159,7 +166,9 @@ void add_special_blocks(std::map<std::string, MakeBlock>& table) {
     return std::make_shared<SyncNormBlock>(group, random.chance(0.5));
   };
   table["gathered"] = [](Random& random, const Group& group) {
-    return std::make_shared<GatheredBlock>(group, random.chance(0.5));
+    return std::make_shared<GatheredBlock>(
+        group, random.pick({GatheredBlock::By::Gathering, GatheredBlock::By::Reducing,
+                            GatheredBlock::By::Scattering, GatheredBlock::By::Exchanging}));
   };
   table["dropout"] = [](Random&, const Group&) { return std::make_shared<DropoutBlock>(); };
   table["checkpoint"] = [](Random&, const Group&) { return std::make_shared<CheckpointBlock>(); };

@@ -39,6 +39,19 @@ const std::vector<Conflict>& conflicts() {
         {"lanes", "gathered", "over ranks gives other bits", {}},
         {"ignore", "gathered", {}, "weights of ranks' own beside samples of all"},
         {"sync_batch_norm", "create_graph", "backward(create_graph = true)", {}},
+        {"sync_batch_norm", "penalty", "backward(create_graph = true)", {}},
+        {"gathered",
+         "penalty",
+         {},
+         "in one process a rank's gradients lack the other ranks' losses"},
+        {"checkpoint", "penalty", {}, "its backward has no derivative"},
+        {"recompute", "penalty", {}, "refused, where a recomputed module has a gradient"},
+        {"embedding_sparse", "penalty", {}, "libtorch differentiates no sparse gradient"},
+        {"recompute", "inputs", {}, "refused, where a recomputed module has a gradient"},
+        {"unused_error", "inputs", {}, "refused, where a parameter is left out"},
+        {"ignore", "param_dtype", {}, "parameters that Fsdp leaves alone keep their dtype"},
+        {"lanes", "sync_buffers", {}, "each lane begins with buffers that all lanes have"},
+        {"sync_buffers", "join", {}, "ranks without a batch are in no such step"},
         {"embedding_sparse", "zero", "is sparse: give such parameters an", {}},
         {"embedding_sparse", "clip_value", {}, "libtorch clamps no sparse tensor"},
         {"complex", "amsgrad", {}, "libtorch knows no maximum of complex numbers"},
@@ -95,6 +108,7 @@ const std::vector<Conflict>& conflicts() {
         {"script", "fsdp", {}, "refused, as a buffer that was replaced by another tensor"},
         {"scripted", "fsdp", {}, "its modules cannot be called through lockstep::call()"},
         {"thrown", "join", {}, "ranks without a batch go through all of the pass"},
+        {"thrown", "keep_gradients", {}, "gradients that are there at a throw are unspecified"},
         {"thrown", "global_mean", {}, "counts samples of each loss that is made"},
         {"resume", "join", {}, "ranks without a batch are in no such step"},
         {"resume", "local_sgd", {}, "ranks are not alike on purpose"},
@@ -109,6 +123,10 @@ const std::vector<Conflict>& conflicts() {
     for (const std::string averaging : {"reduce_dtype", "hook_all_reduce", "hook_cast",
                                         "hook_power_sgd", "hook_top_k", "local_sgd"}) {
       made.push_back({"lanes", averaging, "it averages over ranks, and with lanes", {}});
+    }
+    for (const std::string other : {"fsdp", "zero", "lanes", "join", "grad_scaler", "ignore",
+                                    "local_sgd", "gathered", "joint", "global_mean"}) {
+      made.push_back({"lbfgs", other, {}, "these programs minimise a loss of one Ddp's model"});
     }
     // Hooks: one Ddp has one, and each belongs to one Ddp.
     const std::vector<std::string> hooks{"hook_all_reduce", "hook_cast", "hook_power_sgd",
@@ -142,6 +160,10 @@ const std::vector<Conflict>& open_defects() {
 // takes turns, where these programs run two backwards of one.
 bool several_backwards_in_a_join(Program program, std::string_view name) {
   program.features.push_back({std::string(name)});
+  // Ranks have unequally many lanes, before each of which it would be unsharded.
+  if (program.has("fsdp") && program.has("penalty") && program.has("lanes")) return true;
+  // In one process only the rank that overflows would find what clipping has left: a NaN.
+  if (program.has("ignore") && program.has("grad_scaler") && program.has("clip_value")) return true;
   // Parts of parameters that Fsdp leaves alone come last.
   if (program.has("param_groups") && program.has("fsdp") && program.has("ignore")) return true;
   const auto has_one_of = [&](std::initializer_list<std::string_view> names) {

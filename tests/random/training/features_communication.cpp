@@ -38,6 +38,31 @@ struct BufferModes : Feature {
   uint64_t seed;
 };
 
+// Between steps every rank gives them values of its own, and then they are alike again.
+struct SyncedBuffers : Feature {
+  explicit SyncedBuffers(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) {
+    return program.has_layer("batch_norm") || program.has_layer("counter") ||
+           program.has_layer("sync_batch_norm");
+  }
+  void after_step(Training& training) override {
+    const at::NoGradGuard no_grad;
+    const bool changes = Random(seed + static_cast<uint64_t>(training.step)).chance(0.7);
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        for (const auto& buffer : model.net->buffers()) {
+          if (changes) buffer.add_(1 + lane.rank);
+        }
+        if (model.ddp) model.ddp->sync_buffers();
+        if (model.fsdp) model.fsdp->sync_buffers();
+      }
+    }
+    if (!training.alone) return;
+    for (int model = 0; model < training.models; ++model) average_buffers(training, model);
+  }
+  uint64_t seed;
+};
+
 struct UnusedError : Feature {
   explicit UnusedError(const Part&) {}
   static bool applies(const Program&) { return true; }
@@ -162,9 +187,13 @@ struct LocalSteps : Feature {
   void begin(Training& training) override {
     // With a Join this is refused.
     if (training.alone || training.program.has("join")) return;
-    averager = std::make_unique<parallel::Averager>(
-        *training.lanes[0].models[0].net,
-        std::vector<parallel::AverageLevel>{{.group = training.group, .period = period}});
+    std::vector<parallel::AverageLevel> levels{{.group = training.group, .period = period}};
+    if (Random(seed + 1).chance(0.4)) {
+      levels.insert(levels.begin(), {.group = training.group.split(training.group.rank() / 2)});
+      levels.back().period *= 2;
+    }
+    averager =
+        std::make_unique<parallel::Averager>(*training.lanes[0].models[0].net, std::move(levels));
   }
   void after_step(Training&) override {
     if (averager) averager->step();
@@ -179,6 +208,7 @@ struct LocalSteps : Feature {
 void add_communication_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<BucketSizes>("bucket_bytes", Splits::Yes));
   kinds.push_back(feature<BufferModes>("buffers", Splits::Yes));
+  kinds.push_back(feature<SyncedBuffers>("sync_buffers", Splits::No));
   kinds.push_back(feature<UnusedError>("unused_error", Splits::Yes));
   kinds.push_back(feature<CheckedEvery>("check_same_every", Splits::Yes));
   kinds.push_back(feature<ReduceDtype>("reduce_dtype", Splits::No));

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "lockstep/core/shard.h"
 #include "lockstep/parallel/lanes.h"
 #include "random/training/features.h"
 
@@ -39,8 +40,15 @@ struct Thrown : Feature {
         if (holds) hold.emplace(own.hold());
         Random same(random);
         const auto parameter = chosen(*own.net, same);
+        // Outside of hold() in the last lane that a rank has, where all ranks are in the pass.
+        const bool waits = has_lanes && !holds;
+        const Group& group = training.group;
+        const Range lanes = Shard{group.rank(), group.size()}.of(training.program.lanes());
         const auto hook =
-            parameter.register_hook([](const at::Tensor&) -> at::Tensor { throw Mine(); });
+            parameter.register_hook([&, waits, lanes](const at::Tensor& gradient) -> at::Tensor {
+              if (waits && training.lanes[0].rank + 1 < lanes.end) return gradient;
+              throw Mine();
+            });
         bool threw = false;
         try {
           run_backward(training, model);
@@ -87,7 +95,6 @@ struct Thrown : Feature {
     }
     return Net::forward(nets, batches, moments).at(0).sum();
   }
-  // With lanes in the last that the rank has.
   static void run_backward(Training& training, size_t model) {
     Lane& own = training.lanes[0];
     if (training.program.lanes() == 0) {

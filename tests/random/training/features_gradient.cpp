@@ -40,6 +40,60 @@ struct CreateGraph : Feature {
   }
 };
 
+// A part of the loss that is computed from its gradients.
+struct GradientPenalty : Feature {
+  explicit GradientPenalty(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  // A second derivative reads parameters after their unit's backward.
+  void around_forward(Training& training, const std::function<void()>& forward) override {
+    const Model& model = training.lanes[0].models[static_cast<size_t>(training.model)];
+    if (model.fsdp) model.fsdp->unshard();
+    forward();
+  }
+  void loss(Training& training, Lane& lane, const at::Tensor&, at::Tensor& loss) override {
+    Model& model = lane.models[static_cast<size_t>(training.model)];
+    std::vector<at::Tensor> parameters;
+    for (const auto& parameter : model.net->parameters()) {
+      if (parameter.requires_grad()) parameters.push_back(parameter);
+    }
+    const auto reached = model.reached;
+    const auto earlier = model.earlier;
+    const auto gradients = torch::autograd::grad({loss}, parameters, {}, /*retain_graph=*/true,
+                                                 /*create_graph=*/true, /*allow_unused=*/true);
+    // No gradient was accumulated.
+    model.reached = reached;
+    model.earlier = earlier;
+    for (const auto& gradient : gradients) {
+      if (gradient.defined()) loss = loss + 0.01 * gradient.abs().square().sum().to(at::kDouble);
+    }
+  }
+};
+
+// Of some parameters only.
+struct BackwardInputs : Feature {
+  explicit BackwardInputs(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  bool backward(Training& training, const at::Tensor& loss) override {
+    std::vector<at::Tensor> inputs;
+    for (Lane* lane : training.active()) {
+      for (size_t i = 0; i < lane->models.size(); ++i) {
+        const bool is_reached = training.is_joint || static_cast<int>(i) == training.model;
+        if (is_reached) add_inputs(*lane->models[i].net, training.step, inputs);
+      }
+    }
+    torch::autograd::backward({loss}, {}, /*retain_graph=*/false, /*create_graph=*/false, inputs);
+    return true;
+  }
+  void add_inputs(const Net& net, int step, std::vector<at::Tensor>& inputs) const {
+    Random random(seed + static_cast<uint64_t>(step));
+    for (const auto& item : net.named_parameters()) {
+      const bool chosen = item.key() == "head" || random.chance(0.6);
+      if (chosen && item.value().requires_grad()) inputs.push_back(item.value());
+    }
+  }
+  uint64_t seed;
+};
+
 // The same graph twice.
 struct BackwardTwice : Feature {
   explicit BackwardTwice(const Part&) {}
@@ -153,6 +207,8 @@ struct Scaling : Feature {
 
 void add_gradient_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Clearing>("zero_grad", Splits::Yes));
+  kinds.push_back(feature<GradientPenalty>("penalty", Splits::No));
+  kinds.push_back(feature<BackwardInputs>("inputs", Splits::Yes));
   kinds.push_back(feature<BackwardTwice>("backward_twice", Splits::Yes));
   kinds.push_back(feature<GradientClones>("gradient_clones", Splits::Yes));
   kinds.push_back(feature<CreateGraph>("create_graph", Splits::Yes));

@@ -259,23 +259,27 @@ struct SplitGroup : Feature {
 // Of parameters that are alike, which stay so. The average of three or five equal numbers is
 // rounded, which a layer with a narrow dtype makes a difference that can be seen.
 struct Averaging : Feature {
-  explicit Averaging(const Part&) {}
+  explicit Averaging(const Part& part) : seed(part.seed) {}
   static bool applies(const Program& program) {
     return std::has_single_bit(static_cast<unsigned>(program.ranks)) ||
            (!program.has_layer("linear_") && !program.has_layer("complex"));
   }
   void begin(Training& training) override {
+    std::vector<parallel::AverageLevel> levels{{.group = training.group, .period = 2}};
+    if (Random(seed).chance(0.5)) {
+      const Group& group = training.group;
+      levels.insert(levels.begin(), {.group = group.split(group.rank() / 2)});
+    }
     for (const auto& lane : training.lanes) {
       for (const auto& model : lane.models) {
-        averagers.push_back(std::make_unique<parallel::Averager>(
-            *model.net,
-            std::vector<parallel::AverageLevel>{{.group = training.group, .period = 2}}));
+        averagers.push_back(std::make_unique<parallel::Averager>(*model.net, levels));
       }
     }
   }
   void after_step(Training&) override {
     for (auto& averager : averagers) averager->step();
   }
+  uint64_t seed;
   std::vector<std::unique_ptr<parallel::Averager>> averagers;
 };
 

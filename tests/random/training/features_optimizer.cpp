@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/metrics.h"
 #include "random/training/features.h"
 
 namespace lockstep::test::training {
@@ -11,6 +12,45 @@ namespace {
 struct Zero : Feature {
   explicit Zero(const Part&) {}
   static bool applies(const Program&) { return true; }
+};
+
+// In the place of the program's optimizer: the loss is computed several times a step.
+struct LineSearch : Feature {
+  explicit LineSearch(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) {
+    // Of another dtype, sparse, or of strides that libtorch's does not flatten.
+    const std::vector<std::string> unfit{"complex",   "embedding_sparse",  "linear_bf",
+                                         "linear_fl", "linear_transposed", "conv_channels_last"};
+    return std::ranges::none_of(unfit,
+                                [&](const std::string& layer) { return program.has_layer(layer); });
+  }
+  void begin(Training& training) override {
+    Random random(seed);
+    auto options = torch::optim::LBFGSOptions(0.1).max_iter(3).history_size(2);
+    if (random.chance(0.5)) options.line_search_fn("strong_wolfe");
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        std::vector<at::Tensor> parameters;
+        for (const auto& group : model.optimizer->param_groups()) {
+          parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+        }
+        searches.push_back(std::make_unique<torch::optim::LBFGS>(parameters, options));
+      }
+    }
+  }
+  bool update(Training& training, Lane& lane, Model& model) override {
+    const auto number = static_cast<size_t>(&model - lane.models.data());
+    training.model = static_cast<int>(number);
+    searches.at(number)->step([&] {
+      model.ddp->zero_grad();
+      const at::Tensor loss = losses(training, {&lane}, number, /*micro=*/70);
+      loss.backward();
+      return parallel::global_loss(loss, training.group);
+    });
+    return true;
+  }
+  uint64_t seed;
+  std::vector<std::unique_ptr<torch::optim::LBFGS>> searches;
 };
 
 // Two, with rates of their own; attach() makes them.
@@ -88,6 +128,7 @@ struct Plateau : Feature {
 
 void add_optimizer_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Zero>("zero", Splits::Yes));
+  kinds.push_back(feature<LineSearch>("lbfgs", Splits::No, Compared::Ranks));
   kinds.push_back(feature<ParameterGroups>("param_groups", Splits::Yes));
   kinds.push_back(feature<Schedules>("schedule", Splits::Yes));
   kinds.push_back(feature<Plateau>("plateau", Splits::Yes));

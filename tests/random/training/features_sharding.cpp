@@ -12,6 +12,22 @@ namespace {
 
 using namespace parallel;
 
+// What a module computes in whose shards are double.
+struct NarrowParameters : Feature {
+  explicit NarrowParameters(const Part&) {}
+  static bool applies(const Program& program) {
+    const std::vector<std::string> own{"assigning", "checkpoint", "complex",        "counter",
+                                       "gathered",  "script",     "sync_batch_norm"};
+    return program.has("fsdp") && std::ranges::none_of(own, [&](const std::string& layer) {
+             return program.has_layer(layer);  // computes with numbers of a dtype of its own
+           });
+  }
+};
+
+at::ScalarType dtype_of(const Part& part) {
+  return Random(part.seed).pick({at::kFloat, at::kBFloat16});
+}
+
 // How it shards changes no bit, so variants of a program do it differently.
 struct Sharded : Feature {
   explicit Sharded(const Part& part) : seed(part.seed) {}
@@ -49,7 +65,33 @@ struct Sharded : Feature {
     options.buffers = training.options.buffers;
     options.ignore = training.options.ignore;
     options.lanes = training.options.lanes;
+    if (const Part* part = training.program.feature("param_dtype")) {
+      options.param_dtype = options.buffer_dtype = dtype_of(*part);
+    }
     return options;
+  }
+  uint64_t seed;
+};
+
+// Before some steps parameters are read, and may stay whole in the step.
+struct Unsharded : Feature {
+  explicit Unsharded(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return program.has("fsdp"); }
+  void begin_step(Training& training) override {
+    Random random(seed + static_cast<uint64_t>(training.step));
+    if (random.chance(0.4)) return;
+    const bool stays = random.chance(0.5);
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        if (model.fsdp) model.fsdp->unshard();
+        double sum = 0;
+        for (const auto& parameter : model.net->parameters()) {
+          sum += parameter.detach().abs().sum().to(at::kDouble).item<double>();
+        }
+        lane.losses.push_back(sum);
+        if (model.fsdp && !stays) model.fsdp->reshard();
+      }
+    }
   }
   uint64_t seed;
 };
@@ -130,6 +172,8 @@ State state_of(const Lane& lane, const Group& group) {
 
 void add_sharding_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Sharded>("fsdp", Splits::Yes));
+  kinds.push_back(feature<NarrowParameters>("param_dtype", Splits::No, Compared::Ranks));
+  kinds.push_back(feature<Unsharded>("unshard", Splits::Yes));
 }
 
 }  // namespace lockstep::test::training

@@ -76,6 +76,8 @@ void average_gradient(Training& training, size_t model, const std::string& name)
   }
 }
 
+}  // namespace
+
 void average_buffers(Training& training, size_t model) {
   const auto mode = training.options.buffers;
   if (mode == Buffers::None) return;
@@ -97,8 +99,6 @@ void average_buffers(Training& training, size_t model) {
     }
   }
 }
-
-}  // namespace
 
 void watch(Model& model, const at::Tensor& parameter) {
   at::TensorImpl* key = parameter.unsafeGetTensorImpl();

@@ -166,6 +166,7 @@ std::unique_ptr<Optimizer> make_optimizer(const Part& part,
 // What Ddp and its options do, by hand: gradients of model `model` of all active lanes become their
 // average, its buffers as the options say.
 void average(Training& training, size_t model);
+void average_buffers(Training& training, size_t model);
 // Whether options name the parameter in `ignore`, by any of its names in `net`.
 bool is_ignored(const Training& training, const Net& net, const at::Tensor& parameter);
 // At the end of a Join, lanes that are out of batches take over a lane's state that was not.

@@ -85,6 +85,12 @@ bool UsageFlags::has_new_order() const {
   return elements_.is_cpu() ? is_set(counts_.all() - 3) : of_new_order().any().item<bool>();
 }
 
+void UsageFlags::write_held() { of_held().fill_(1); }
+void UsageFlags::clear_held() { of_held().zero_(); }
+bool UsageFlags::has_held() const {
+  return elements_.is_cpu() ? is_set(counts_.all() - 4) : of_held().any().item<bool>();
+}
+
 // A sum of zeros is zero in every bit, so this need not know the dtype. It runs in every pass.
 bool UsageFlags::is_set(size_t place) const {
   if (!elements_.is_cpu()) return false;

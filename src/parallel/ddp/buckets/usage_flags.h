@@ -1,6 +1,6 @@
 // Flags appended to the last bucket: which parameters some rank reached, which ranks had gradients,
-// which buffers some rank changed, whether some rank refuses the pass or divides samples in an
-// order that was not compared yet, and what Join needs.
+// which buffers some rank changed, whether some rank refuses the pass, accumulates, or divides
+// samples in an order that was not compared yet, and what Join needs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 namespace lockstep::parallel {
 
 // One element per parameter, set where it was reached; with Unused::Error as many more, set where
-// it was not but should have been; then two per rank, one per buffer, and three. What matters after
+// it was not but should have been; then two per rank, one per buffer, and four. What matters after
 // the reduction is only whether the sum or average is above 0, which no rounding of a narrow dtype
 // can change.
 class UsageFlags {
@@ -27,7 +27,7 @@ class UsageFlags {
   UsageFlags() = default;
   struct Counts {
     size_t parameters = 0, lacking = 0, ranks = 0, buffers = 0;
-    size_t all() const { return parameters + lacking + 2 * ranks + buffers + 3; }
+    size_t all() const { return parameters + lacking + 2 * ranks + buffers + 4; }
   };
   // `elements` are of any real dtype, as many as counted; collectives combine them in place.
   UsageFlags(at::Tensor elements, const Counts& counts)
@@ -50,6 +50,8 @@ class UsageFlags {
   void write_objection();
   // A Loader or sampler of this rank divides samples in an order that was not compared yet.
   void write_new_order();
+  // This pass has gradients of this rank's from hold().
+  void write_held();
 
   // After it.
   bool any_lacking() const;
@@ -67,6 +69,9 @@ class UsageFlags {
   // clear_new_order().
   bool has_new_order() const;
   void clear_new_order();
+  // Whether some rank wrote that. On a device this waits for it. Stays until clear_held().
+  bool has_held() const;
+  void clear_held();
 
  private:
   at::Tensor of_parameters() const { return part(0, counts_.parameters); }
@@ -77,6 +82,7 @@ class UsageFlags {
   at::Tensor of_buffers() const {
     return part(counts_.parameters + counts_.lacking + 2 * counts_.ranks, counts_.buffers);
   }
+  at::Tensor of_held() const { return part(counts_.all() - 4, 1); }
   at::Tensor of_new_order() const { return part(counts_.all() - 3, 1); }
   at::Tensor of_prior() const { return part(counts_.all() - 2, 1); }
   at::Tensor of_objection() const { return part(counts_.all() - 1, 1); }

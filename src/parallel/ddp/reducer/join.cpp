@@ -11,8 +11,7 @@ namespace lockstep::parallel {
 
 UsageFlags::Presence Reducer::presence() const {
   if (!shadows_) return UsageFlags::Presence::Backward;
-  return std::ranges::find(held_, 1) != held_.end() ? UsageFlags::Presence::Held
-                                                    : UsageFlags::Presence::Absent;
+  return any_held() ? UsageFlags::Presence::Held : UsageFlags::Presence::Absent;
 }
 
 void Reducer::note_prior(size_t parameter) {

@@ -291,8 +291,8 @@ void Reducer::finish_pass() {
   object_to_frozen();
   if (lanes_) settle_lanes();
   settle_unreached();
+  note_accumulation();
   if (!rebuilt_ && !quiet_) rebuild();
-  if (std::ranges::find(held_, 1) != held_.end()) accumulates_ = true;
   std::fill(held_.begin(), held_.end(), false);
   clock_.end();
   join_.end_step();
@@ -322,9 +322,9 @@ void Reducer::check_same() {
 }
 
 // Some rank has, so that the answer is the same on all. On a device the flags cannot be read
-// without waiting for it, and from the fourth pass on a step may be captured.
+// without waiting for it.
 bool Reducer::has_new_order() const {
-  return flags_.elements().is_cpu() ? flags_.has_new_order() : pass_ <= 3;
+  return flags_.elements().is_cpu() ? flags_.has_new_order() : reads_flags();
 }
 
 // The flags say which buffers some rank changed.
@@ -377,6 +377,7 @@ void Reducer::write_flags() {
   if (lanes_) flags_.clear_prior();
   if (join_.has_prior() || buffers_.is_start_changed()) flags_.write_prior();
   if (orders_.any()) flags_.write_new_order();
+  if (!accumulates_ && !quiet_ && reads_flags() && any_held()) flags_.write_held();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();
 }
 

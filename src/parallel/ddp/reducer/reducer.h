@@ -74,9 +74,9 @@ class Reducer : public GradientListener,
   bool rebuilt() const { return rebuilt_; }
   // Gradients were made undefined: forgets what was accumulated under hold(). More such calls
   // between two passes than before mean that this rank skipped a batch; the number of the next pass
-  // then differs from the other ranks', which gives an error on all. In a loop that does not
-  // accumulate, gradients from hold() that are zeroed were only looked at: calls up to that one
-  // are not counted.
+  // then differs from the other ranks', which gives an error on all. Where no rank accumulates,
+  // gradients from hold() that are zeroed were only looked at: calls up to that one are not
+  // counted.
   void zeroed();
   // Before zeroed(), when parameters that are not Ddp's had gradients: throws on all ranks if the
   // module was changed and no pass has come since the last call. A backward() that reaches none of
@@ -148,6 +148,10 @@ class Reducer : public GradientListener,
   void add_priors();
   void check_same();
   bool has_new_order() const;
+  bool any_held() const;
+  void note_accumulation();
+  // Whether this pass may read flags, also on a device: from the fourth on a step may be captured.
+  bool reads_flags() const { return flags_.elements().is_cpu() || pass_ <= 3; }
   bool is_in_lane() const { return plan_ && plan_->is_open(); }
   // Whether this backward() communicates with the other ranks.
   bool is_last_lane() const { return !plan_ || plan_->meets(); }
@@ -190,7 +194,7 @@ class Reducer : public GradientListener,
   uint32_t pass_ = 0;                      // passes so far that communicated
   int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
   uint32_t skipped_ = 0;                   // batches since the last pass
-  bool accumulates_ = false;               // some pass had gradients from hold()
+  bool accumulates_ = false;               // some rank's pass had gradients from hold()
   std::vector<char> held_;                 // accumulated under hold() since the last pass
   bool rebuilt_ = false;
   bool warned_of_compiled_ = false;  // of a scripted module

@@ -28,7 +28,7 @@ void Reducer::zeroed() {
     object_to_zero_grad(objection_, *plan_);
     return;
   }
-  const bool drops_held = std::ranges::find(held_, 1) != held_.end();
+  const bool drops_held = any_held();
   forget();
   if (drops_held && !accumulates_) {
     pass_ -= std::exchange(skipped_, 0);
@@ -40,6 +40,16 @@ void Reducer::zeroed() {
     ++skipped_;
   }
   ++zeroed_;
+}
+
+bool Reducer::any_held() const { return std::ranges::find(held_, 1) != held_.end(); }
+
+// Ranks may accumulate unequally many batches, some of them one at a time: all have to count the
+// same calls.
+void Reducer::note_accumulation() {
+  if (accumulates_ || quiet_) return;
+  accumulates_ = reads_flags() ? flags_.has_held() : any_held();
+  if (accumulates_ && reads_flags()) flags_.clear_held();
 }
 
 void Reducer::forget() {
