@@ -244,8 +244,11 @@ class Ddp : public Joinable {
 
  private:
   friend class LaneMean;
+  friend class Join;
   struct State;
 
+  // Where a Join that is about to call join() names it, among all that this process has named.
+  void set_place_in_join(int64_t place, bool is_first);
   void check_lanes(int64_t of_step) const;
   std::vector<std::shared_ptr<LaneListener>> listeners_of(
       const std::vector<const Ddp*>& ddps) const;

@@ -97,6 +97,7 @@ struct Ddp::State {
   DdpOptions options;
   std::shared_ptr<int> holds = std::make_shared<int>(0);
   std::optional<JoinOptions> joined;
+  JoinPlace place_in_join;
   std::shared_ptr<JoinGate> gate;  // while joined, when layers communicate in forward()
   AttachedModule module;
   const torch::optim::Optimizer* optimizer = nullptr;  // that include_in_check() was given
@@ -274,6 +275,10 @@ DdpLog Ddp::log() const {
   return log;
 }
 
+void Ddp::set_place_in_join(int64_t place, bool is_first) {
+  state_->place_in_join = {place, is_first};
+}
+
 void Ddp::join(const JoinOptions& options) {
   if (state_->plan) {
     throw ConfigError(
@@ -283,7 +288,7 @@ void Ddp::join(const JoinOptions& options) {
   state_->joined = options;
   if (!state_->reducer) return;
   state_->gate = gate_of_layers(state_->module.module(), state_->group);
-  state_->reducer->join(options, state_->gate);
+  state_->reducer->join(options, state_->place_in_join, state_->gate);
 }
 
 bool Ddp::shadow() {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -238,6 +239,31 @@ TEST(SeveralDdps, WithinAJoin) {
         (sum / 2).backward();
         expect_tower(one, usual_one);
         expect_tower(two, usual_two);
+      }
+      join.finish();
+    });
+  }
+}
+
+// A hook that communicates as it starts waits for all ranks, where one without a batch is in the
+// Ddp before; and refresh() does not make the first Ddp the last.
+TEST(SeveralDdps, WithinAJoinKeepItsOrder) {
+  for (const bool refreshes : {false, true}) {
+    spawn(2, [&](World& world) {
+      Storeys one(1), two(2);
+      const Group other = world.group().split(0);
+      const auto hook = [] { return std::make_shared<CastHook>(at::kFloat); };
+      Ddp first(one, world, {.bucket_bytes = {64}, .hook = hook()}),
+          second(two, other, {.bucket_bytes = {64}, .hook = hook()});
+      Join join({first, second});
+      if (refreshes) first.refresh();
+      for (int step = 0; step < 2 + 3 * world.rank(); ++step) {
+        one->zero_grad();
+        two->zero_grad();
+        two->forward(one->forward(tower_rows(world.rank(), step), true), true)
+            .square()
+            .mean()
+            .backward();
       }
       join.finish();
     });

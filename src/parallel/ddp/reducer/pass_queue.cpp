@@ -41,9 +41,8 @@ bool PassQueue::has(const CommHook& hook) const {
       members_, [&](const Member& member) { return member.reducer->hook().get() == &hook; });
 }
 
-void PassQueue::join(const Reducer& reducer) {
-  static std::atomic<int64_t> count = 0;
-  member(reducer).place_in_join = ++count;
+void PassQueue::join(const Reducer& reducer, const JoinPlace& place) {
+  member(reducer).in_join = place;
 }
 
 void PassQueue::remove(const Reducer& reducer) {
@@ -55,7 +54,7 @@ void PassQueue::abandon(const Reducer& reducer) { std::erase(open_, &reducer); }
 
 bool PassQueue::comes_before(const Reducer& one, const Reducer& other) {
   if (one.is_joined() && other.is_joined())
-    return member(one).place_in_join < member(other).place_in_join;
+    return member(one).in_join.number < member(other).in_join.number;
   if (one.has_passed() != other.has_passed()) return one.has_passed();
   const bool is_known = !one.has_passed() || (member(one).has_met && member(other).has_met);
   return is_known && one.caller() > other.caller();
@@ -67,8 +66,12 @@ void PassQueue::begin(Reducer& reducer) {
   open_.insert(next, &reducer);
 }
 
+bool PassQueue::waits_for_end(const Reducer& reducer) {
+  return reducer.is_joined() && !member(reducer).in_join.is_first;
+}
+
 bool PassQueue::may_launch(const Reducer& reducer) {
-  if (!reducer.has_passed()) return false;
+  if (!reducer.has_passed() || waits_for_end(reducer)) return false;
   // One that has not begun may still do so, if it ever did beside another.
   return std::ranges::none_of(members_, [&](const Member& other) {
     return std::ranges::find(open_, other.reducer) == open_.end() &&
@@ -77,7 +80,7 @@ bool PassQueue::may_launch(const Reducer& reducer) {
 }
 
 void PassQueue::launch(Reducer& reducer) {
-  if (members_.size() == 1) return reducer.launch_due();
+  if (members_.size() == 1 && !waits_for_end(reducer)) return reducer.launch_due();
   for (Reducer* each : open_) {
     if (!may_launch(*each)) return;
     each->launch_due();
@@ -116,7 +119,7 @@ void PassQueue::finish(Queues queues) {
     }
   }
   std::ranges::sort(joined, {},
-                    [](const auto& one) { return one.first->member(*one.second).place_in_join; });
+                    [](const auto& one) { return one.first->member(*one.second).in_join.number; });
   for (const auto& [queue, each] : joined) {
     each->launch_all_but_last();
     queue->finish(*each);

@@ -13,6 +13,11 @@ namespace lockstep::parallel {
 class CommHook;
 class Reducer;
 
+struct JoinPlace {
+  int64_t number = 0;    // among all that Joins of this process have named
+  bool is_first = true;  // of its Join
+};
+
 // Ranks have to launch the buckets of all Reducers in one order, but when a bucket is complete
 // depends on which parameters a rank reaches. So the passes of one backward() are put in an order
 // that is the same on all ranks whose backward() has begun the same passes, and a bucket is
@@ -26,7 +31,8 @@ class Reducer;
 // order in which their passes began there: before it, neither could wait for the other.
 //
 // Within a Join the order is the one in which it names the Ddps, and one finishes before the next
-// launches anything, because that is what a rank without a batch does. So it is across groups, too.
+// launches anything, because that is what a rank without a batch does. So it is across groups, too:
+// what a Join does not name first launches nothing before the end of backward().
 //
 // One for all Reducers of a group in this process. One Reducer alone waits for nothing. Groups that
 // one backward() reaches are finished after the callbacks of all their passes, in the order of
@@ -43,8 +49,8 @@ class PassQueue {
   // Whether the gradients of one of them go through it.
   bool has(const CommHook& hook) const;
 
-  // A Join has named it, after those that it named before.
-  void join(const Reducer& reducer);
+  // A Join has named it.
+  void join(const Reducer& reducer, const JoinPlace& place);
   // A pass in which it communicates has begun in the backward() under way.
   void begin(Reducer& reducer);
   // That backward() has thrown.
@@ -59,13 +65,14 @@ class PassQueue {
     const Reducer* reducer;
     int64_t number;        // in the order in which this process constructed Reducers of any group
     bool has_met = false;  // another one, in some backward()
-    int64_t place_in_join = 0;  // among all that a Join of this process has named
+    JoinPlace in_join = {};
   };
 
   Member& member(const Reducer& reducer) {
     return *std::ranges::find(members_, &reducer, &Member::reducer);
   }
   bool comes_before(const Reducer& one, const Reducer& other);
+  bool waits_for_end(const Reducer& reducer);
   bool may_launch(const Reducer& reducer);
   // Of the passes under way.
   int64_t latest();

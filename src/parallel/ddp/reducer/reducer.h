@@ -90,9 +90,9 @@ class Reducer : public GradientListener,
 
   // From join() on a pass also finds out which ranks have gradients of their own for it.
   // `gate` may be null.
-  void join(const JoinOptions& options, std::shared_ptr<JoinGate> gate) {
+  void join(const JoinOptions& options, const JoinPlace& place, std::shared_ptr<JoinGate> gate) {
     join_.begin(options, std::move(gate));
-    queue_->join(*this);
+    queue_->join(*this, place);
   }
   // For DdpOptions::check_same_every.
   void include_in_check(const torch::optim::Optimizer* optimizer) { optimizer_ = optimizer; }
