@@ -14,6 +14,7 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
 #include "comm/text.h"
+#include "core/process/thread.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
@@ -336,7 +337,7 @@ void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
   impl_->join();
   Save save = impl_->agreed(step, metrics);
   if (!impl_->options.async) return save.run();
-  impl_->thread = std::thread([this, save = std::move(save)] {
+  impl_->thread = thread_without_signals([this, save = std::move(save)] {
     flight::exclude_this_thread();
     setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
     try {

@@ -3,9 +3,10 @@
 
 #include <chrono>
 #include <future>
-#include <thread>
 #include <type_traits>
 #include <utility>
+
+#include "core/process/thread.h"
 
 namespace lockstep::comm {
 
@@ -19,7 +20,7 @@ class Later {
   explicit Later(Call call) {
     std::packaged_task<Result()> task(std::move(call));
     result_ = task.get_future();
-    std::thread(std::move(task)).detach();
+    thread_without_signals(std::move(task)).detach();
   }
   bool is_over(std::chrono::milliseconds limit) const {
     return result_.wait_for(limit) == std::future_status::ready;

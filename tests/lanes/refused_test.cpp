@@ -118,6 +118,9 @@ TEST(LanesRefuse, WhatIsNoFunctionOfLanes) {
     EXPECT_THAT(refused({.lanes = 8, .threads = 1 + world.rank()}),
                 HasSubstr("threads: 2 here, 1 there"));
     EXPECT_THAT(refused({.lanes = 8 + world.rank()}), HasSubstr("lanes: 9 here, 8 there"));
+    at::globalContext().setFlushDenormal(world.rank() == 1);
+    EXPECT_THAT(refused({.lanes = 8}), HasSubstr("arithmetic: denormals flushed here"));
+    at::globalContext().setFlushDenormal(false);
     torch::nn::Sequential norms(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
     torch::nn::Sequential synchronous(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
     parallel::convert_sync_batch_norm(synchronous, group);

@@ -391,6 +391,16 @@ TEST_F(Ranks, OfASweepThatFailAreNamed) {
   EXPECT_THAT(run("sweep run.yaml --over seed").said, HasSubstr("expected KEY=V,V"));
 }
 
+// As under a parent that wants to hear nothing of its children; the kernel then forgets theirs,
+// too.
+TEST_F(Ranks, OfASweepEndThoughSigchldWasIgnored) {
+  trainer(kResult);
+  write("run.yaml", "epochs: 2\n");
+  const auto swept = run("sweep run.yaml --over training.seed=1,2", "--ignore-signal=CHLD");
+  EXPECT_EQ(swept.status, 0) << swept.said;
+  EXPECT_THAT(swept.said, HasSubstr("2 of 2 runs succeeded"));
+}
+
 TEST_F(Ranks, AFileMayNameAProgramOfItsOwn) {
   write("three_domain", "#!/bin/sh\necho rank $RANK of $WORLD_SIZE: $*\n");
   fs::permissions(folder_ / "three_domain", fs::perms::owner_all);

@@ -19,8 +19,9 @@ void use_deterministic_algorithms(Deterministic mode);
 
 // Pairs of a name and a value, in a fixed order: "libtorch", "processor", "instruction set",
 // "threads", "oneDNN", "MKL", "float32 products", "deterministic algorithms", "sums over ranks".
-// Two runs whose reports and inputs are equal compute the same bits on CPUs; write it beside
-// results and into checkpoints.
+// Where it is not the standard's, also "arithmetic": whether the calling thread rounds to nearest
+// and flushes denormals. Two runs whose reports and inputs are equal compute the same bits on CPUs;
+// write it beside results and into checkpoints.
 struct DeterminismReport {
   std::vector<std::pair<std::string, std::string>> items;
 

@@ -9,6 +9,7 @@
 #include "comm/device/capture.h"
 #include "comm/device/memory.h"
 #include "comm/text.h"
+#include "core/process/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -36,7 +37,7 @@ DeviceState::DeviceState(std::shared_ptr<DeviceComm> comm, const Store& store, c
       peer_status_(store.clone(PeerStatus::kInquiry), setup.rank, setup.members),
       processes_(setup.pids),
       comm_(std::move(comm)),
-      watch_([this] { watch(); }) {
+      watch_(thread_without_signals([this] { watch(); })) {
   const Notice notice{.lane = "start", .signature = "start", .text = "its start"};
   const auto start = begin(notice, {.timeout = setup.timeout});
   try {

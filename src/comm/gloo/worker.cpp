@@ -131,7 +131,7 @@ WireWork Worker::run(std::function<void()> task) {
   queue_->tasks.push_back(work);
   const size_t wanted = std::min(kThreads, queue_->tasks.size() + queue_->busy);
   while (queue_->threads.size() < wanted) {
-    queue_->threads.emplace_back([queue = queue_] { queue->serve(); });
+    queue_->threads.push_back(thread_without_signals([queue = queue_] { queue->serve(); }));
   }
   queue_->changed.notify_all();
   return work;

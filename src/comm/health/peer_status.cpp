@@ -8,6 +8,8 @@
 #include <sstream>
 #include <thread>
 
+#include "core/process/thread.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -128,7 +130,7 @@ void PeerStatus::Shared::await_readers(std::chrono::steady_clock::time_point end
 template <class Talk>
 void PeerStatus::Shared::start(const std::shared_ptr<Shared>& shared, Talk talk) {
   shared->busy = true;
-  std::thread([shared, talk] {
+  thread_without_signals([shared, talk] {
     try {
       talk(*shared);
     } catch (const std::exception&) {

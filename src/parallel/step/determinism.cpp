@@ -7,7 +7,10 @@
 #include <fmt/ranges.h>
 #include <torch/version.h>
 
+#include <cfenv>
+#include <limits>
 #include <map>
+#include <tuple>
 
 #include "comm/transport.h"
 #include "core/process/processor.h"
@@ -21,6 +24,36 @@ std::string library(bool used, const char* variable) {
   const auto value = env_text(variable);
   return std::string(used ? "on" : "off") +
          (value ? fmt::format(" ({}={})", variable, *value) : "");
+}
+
+// libtorch's settings by library and kind of layer, which include the older one for all products.
+// That one's float32MatmulPrecision() throws once these have been set.
+std::string float32_products() {
+  using at::Float32Backend, at::Float32Op, at::Float32Precision;
+  constexpr std::tuple<const char*, Float32Backend, Float32Op> kAll[] = {
+      {"oneDNN matmul", Float32Backend::MKLDNN, Float32Op::MATMUL},
+      {"oneDNN conv", Float32Backend::MKLDNN, Float32Op::CONV},
+      {"oneDNN rnn", Float32Backend::MKLDNN, Float32Op::RNN},
+      {"CUDA matmul", Float32Backend::CUDA, Float32Op::MATMUL}};
+  std::vector<std::string> reduced;
+  for (const auto& [name, backend, op] : kAll) {
+    const auto precision = at::globalContext().float32Precision(backend, op);
+    if (precision == Float32Precision::TF32 || precision == Float32Precision::BF16) {
+      reduced.push_back(fmt::format("{} {}", name, at::precision2str(precision)));
+    }
+  }
+  return reduced.empty() ? "exact" : fmt::format("reduced ({})", fmt::join(reduced, ", "));
+}
+
+// What this thread's arithmetic does otherwise than the standard's; empty when nothing.
+std::string arithmetic() {
+  std::string unusual = fegetround() == FE_TONEAREST ? "" : "not rounded to nearest";
+  constexpr float kLeast = std::numeric_limits<float>::min();
+  volatile float number = kLeast;  // or the compiler computes it
+  number = number / 2;
+  number = number * 2;
+  if (number == 0) unusual += unusual.empty() ? "denormals flushed" : ", denormals flushed";
+  return unusual;
 }
 
 std::string mode_name() {
@@ -58,12 +91,12 @@ DeterminismReport determinism_report(const Group& group) {
                 {"threads", std::to_string(at::get_num_threads())},
                 {"oneDNN", library(at::globalContext().userEnabledMkldnn(), "ONEDNN_MAX_CPU_ISA")},
                 {"MKL", library(at::hasMKL(), "MKL_CBWR")},
-                {"float32 products",
-                 at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGHEST
-                     ? "exact"
-                     : "reduced"},
+                {"float32 products", float32_products()},
                 {"deterministic algorithms", mode_name()},
                 {"sums over ranks", sums(group)}}};
+  if (const auto unusual = arithmetic(); !unusual.empty()) {
+    report.items.emplace_back("arithmetic", unusual);
+  }
   if (const auto workspace = env_text("CUBLAS_WORKSPACE_CONFIG")) {
     report.items.emplace_back("cuBLAS workspace", *workspace);
   }

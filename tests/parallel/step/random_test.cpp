@@ -2,6 +2,9 @@
 // pinned.
 #include "lockstep/parallel/random.h"
 
+#include <ATen/Context.h>
+
+#include <cfenv>
 #include <cstdlib>
 
 #include "lockstep/core/shard.h"
@@ -169,6 +172,41 @@ TEST(DeterminismReport, ALibrarysOrderOfSumsIsSaid) {
                                                   : "the library's order over 2 ranks (gloo)");
         },
         {.backend = "gloo"});
+}
+
+// The settings by library and kind of layer, which libtorch advises, its older question refuses.
+TEST(DeterminismReport, SaysWhichFloat32ProductsAreReduced) {
+  isolated([] {
+    const auto set = [](at::Float32Op op, at::Float32Precision precision) {
+      at::globalContext().setFloat32Precision(at::Float32Backend::MKLDNN, op, precision);
+      return value_of(determinism_report(Group()), "float32 products");
+    };
+    using at::Float32Op, at::Float32Precision;
+    EXPECT_EQ(set(Float32Op::MATMUL, Float32Precision::BF16), "reduced (oneDNN matmul bf16)");
+    EXPECT_EQ(set(Float32Op::CONV, Float32Precision::TF32),
+              "reduced (oneDNN matmul bf16, oneDNN conv tf32)");
+    set(Float32Op::CONV, Float32Precision::NONE);
+    EXPECT_EQ(set(Float32Op::MATMUL, Float32Precision::NONE), "exact");
+    at::globalContext().setFloat32MatmulPrecision("high");
+    EXPECT_THAT(value_of(determinism_report(Group()), "float32 products"), HasSubstr("reduced ("));
+  });
+}
+
+TEST(DeterminismReport, SaysWhatTheThreadsArithmeticDoesOtherwise) {
+  isolated([] {
+    const auto plain = determinism_report(Group());
+    EXPECT_EQ(value_of(plain, "arithmetic"), "(no arithmetic)");
+    ASSERT_TRUE(at::globalContext().setFlushDenormal(true));
+    EXPECT_THAT(determinism_report(Group()).differences(plain),
+                ::testing::ElementsAre("arithmetic: denormals flushed here, nothing there"));
+    fesetround(FE_UPWARD);
+    EXPECT_EQ(value_of(determinism_report(Group()), "arithmetic"),
+              "not rounded to nearest, denormals flushed");
+    at::globalContext().setFlushDenormal(false);
+    EXPECT_EQ(value_of(determinism_report(Group()), "arithmetic"), "not rounded to nearest");
+    fesetround(FE_TONEAREST);
+    EXPECT_TRUE(determinism_report(Group()).differences(plain).empty());
+  });
 }
 
 // put_ without accumulate writes in no fixed order.

@@ -63,13 +63,13 @@ sigset_t watched() {
 Children::Children() {
   const sigset_t set = watched();
   sigprocmask(SIG_BLOCK, &set, nullptr);
+  // With an ignored SIGCHLD, inherited from the parent, no end of a run would be told.
+  std::signal(SIGCHLD, SIG_DFL);
 }
 
 Children::~Children() {
   for (const auto& [process, index] : running_) kill(process, SIGTERM);
-  while (!running_.empty() && waitpid(running_.begin()->first, nullptr, 0) != EINTR) {
-    running_.erase(running_.begin());
-  }
+  for (const auto& [process, index] : running_) waitpid(process, nullptr, 0);
   const sigset_t set = watched();
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
 }
