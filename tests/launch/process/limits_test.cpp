@@ -33,6 +33,13 @@ TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
 }
 
+TEST(SharedMemory, ThatLacksIsNamedByDoctorWithTheReason) {
+  const Result result =
+      Job({"doctor"}, {.refused_calls = {SYS_fallocate}, .refusal = ENOMEM}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("no 64 MiB of shared memory: Cannot allocate memory"));
+}
+
 TEST(OpenFiles, ThatLackForSharedMemoryAreNamedWithTheLimit) {
   const Result result =
       run_script(2, "true", {.refused_calls = {SYS_memfd_create}, .refusal = EMFILE});
