@@ -157,13 +157,17 @@ void WorkerGroup::kill_all(Push push) {
 }
 
 void WorkerGroup::signal_ranks(int signal) const {
-  for (const auto& [pid, rank] : running_) kill(-pid, signal);
+  for (const auto& [pid, rank] : running_) {
+    // One that has not made its group yet (child.cpp) takes it when it has restored its mask.
+    if (kill(-pid, signal) != 0) kill(pid, signal);
+  }
 }
 
 // Those of `all` descendants that have left the ranks' process groups, or outlived their rank.
 void WorkerGroup::signal_rest(const std::vector<ProcessStat>& all, int signal) const {
   for (const ProcessStat& process : all) {
-    if (!running_.contains(process.group)) kill(process.pid, signal);
+    const bool is_told = running_.contains(process.group) || running_.contains(process.pid);
+    if (!is_told) kill(process.pid, signal);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <string>
 
@@ -24,6 +25,16 @@ TEST(OldKernel, WithoutSomeSystemCallsRunsAJobAllTheSame) {
         {.extra_fd = 57, .refused_calls = {SYS_close_range, SYS_pidfd_open}, .refusal = refusal});
     EXPECT_EQ(result.exit_code, 3) << result.err;
   }
+}
+
+// As a signal finds a rank that has not made its session yet.
+TEST(Sandbox, InWhichARankHasNoGroupPassesSignalsOn) {
+  Job job(script_args(2, "trap 'echo told; exit 0' USR1; echo ready; while :; do sleep 0.01; done"),
+          {.refused_calls = {SYS_setsid}, .refusal = EPERM});
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGUSR1);
+  ASSERT_TRUE(job.await("told", 2));
+  EXPECT_EQ(job.wait().exit_code, 0);
 }
 
 TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
