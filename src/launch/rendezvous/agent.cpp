@@ -317,7 +317,7 @@ void Agent::on_disagreement(const std::string& text) {
 int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   meeting_place(rendezvous);
   const Token token = Token::from_env();
-  conceal_token();
+  conceal("LOCKSTEP_TOKEN");
   Options options = given;
   if (options.run_id.empty())
     options.run_id = rendezvous.run_id;  // a random one would differ on each host
