@@ -123,9 +123,11 @@ void WorkerGroup::attend_outside() {
     const auto limit = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
     deadline_ = std::min(*deadline_, limit);
   }
-  if (phase_ != Phase::Running) return;
+  if (phase_ != Phase::Running && phase_ != Phase::Leaving) return;
   outcome_.outside = order->why;
   if (order->signal != 0) return stop(order->signal, options_.grace.value_or(kGraceAfterSignal));
+  // No rank is left to be told, and the others do not wait for what these have left running.
+  if (phase_ == Phase::Leaving) return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
   control_.explain(order->why);
   control_.report_failure();
   enter(Phase::Telling, kTelling);
