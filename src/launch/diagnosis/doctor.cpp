@@ -92,14 +92,14 @@ void look_at_memory(Findings& findings) {
   }
   // Shared memory is anonymous: it is bound by memory and limits, not by the size of /dev/shm.
   const int fd = memfd_create("lockstep-doctor", MFD_CLOEXEC);
-  const bool fits =
-      fd >= 0 && ftruncate(fd, kSegment) == 0 && posix_fallocate(fd, 0, kSegment) == 0;
-  if (fits) {
+  const bool is_sized = fd >= 0 && ftruncate(fd, kSegment) == 0;
+  const int error = is_sized ? posix_fallocate(fd, 0, kSegment) : errno;  // sets no errno
+  if (error == 0) {
     good(findings, "shared memory: {} MiB can be had", kSegment / kMiB);
   } else {
     findings.push_back(
         {Finding::Problem,
-         fmt::format("no {} MiB of shared memory: {}", kSegment / kMiB, std::strerror(errno)),
+         fmt::format("no {} MiB of shared memory: {}", kSegment / kMiB, std::strerror(error)),
          "raise the memory limit of the container or cgroup, and ulimit -f; or run "
          "with LOCKSTEP_BACKEND=tcp"});
   }

@@ -39,12 +39,9 @@ std::string describe_ranks(const Options& options, std::string_view where) {
                      fmt::join(arguments, options.command.end(), " "));
 }
 
-}  // namespace
-
-int run(const Options& options) {
-  check(options);
-  conceal_token();  // one host needs none
-  Session session(options);
+// With its restarts.
+int run_here(Session& session) {
+  const Options& options = session.options;
   Restarts restarts(options.max_restarts);
   for (int count = 0;; ++count) {
     Plan plan = plan_on_this_host(options);
@@ -77,6 +74,15 @@ int run(const Options& options) {
     const auto signal = session.drain(outcome.signal);
     return signal && !outcome.asks_for_requeue() ? 128 + *signal : outcome.exit_code();
   }
+}
+
+}  // namespace
+
+int run(const Options& options) {
+  check(options);
+  conceal("LOCKSTEP_TOKEN");  // one host needs none
+  Session session(options);
+  return session.run([&session] { return run_here(session); });
 }
 
 std::string describe(const Options& options) {

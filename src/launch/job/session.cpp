@@ -146,6 +146,16 @@ std::optional<int> Session::drain(std::optional<int> signal) {
   return late;
 }
 
+int Session::run(const std::function<int()>& job) {
+  try {
+    return job();
+  } catch (...) {
+    output.finish();
+    drain();
+    throw;
+  }
+}
+
 std::optional<int> Session::pause(std::chrono::milliseconds time) {
   using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + time;

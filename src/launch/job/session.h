@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -26,6 +27,9 @@ struct Session {
   // has ended the job; then reports how much was not written. Returns the signal that came
   // meanwhile.
   std::optional<int> drain(std::optional<int> signal = std::nullopt);
+  // Runs the job. When that throws, as where a restart cannot start its ranks, what the ranks have
+  // printed before is written all the same.
+  int run(const std::function<int()>& job);
   // Waits for so long, or until a signal comes that ends the job: returns that. SIGUSR1 is one, a
   // scheduler's notice of preemption: there is no rank to forward it to.
   std::optional<int> pause(std::chrono::milliseconds time);

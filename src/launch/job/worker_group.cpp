@@ -123,9 +123,11 @@ void WorkerGroup::attend_outside() {
     const auto limit = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
     deadline_ = std::min(*deadline_, limit);
   }
-  if (phase_ != Phase::Running) return;
+  if (phase_ != Phase::Running && phase_ != Phase::Leaving) return;
   outcome_.outside = order->why;
   if (order->signal != 0) return stop(order->signal, options_.grace.value_or(kGraceAfterSignal));
+  // No rank is left to be told, and the others do not wait for what these have left running.
+  if (phase_ == Phase::Leaving) return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
   control_.explain(order->why);
   control_.report_failure();
   enter(Phase::Telling, kTelling);
@@ -157,13 +159,17 @@ void WorkerGroup::kill_all(Push push) {
 }
 
 void WorkerGroup::signal_ranks(int signal) const {
-  for (const auto& [pid, rank] : running_) kill(-pid, signal);
+  for (const auto& [pid, rank] : running_) {
+    // One that has not made its group yet (child.cpp) takes it when it has restored its mask.
+    if (kill(-pid, signal) != 0) kill(pid, signal);
+  }
 }
 
 // Those of `all` descendants that have left the ranks' process groups, or outlived their rank.
 void WorkerGroup::signal_rest(const std::vector<ProcessStat>& all, int signal) const {
   for (const ProcessStat& process : all) {
-    if (!running_.contains(process.group)) kill(process.pid, signal);
+    const bool is_told = running_.contains(process.group) || running_.contains(process.pid);
+    if (!is_told) kill(process.pid, signal);
   }
 }
 

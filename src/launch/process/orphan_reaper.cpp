@@ -18,6 +18,7 @@
 
 #include "launch/process/descendants.h"
 #include "launch/process/descriptors.h"
+#include "launch/process/secret.h"
 
 namespace lockstep::launch {
 namespace {
@@ -50,6 +51,9 @@ int kill_marked(const std::string& variable) {
 
 [[noreturn]] void watch(int alive, const std::string& variable) {
   setsid();
+  // A launcher that is a rank's, as in a job that starts jobs, has the outer job's mark, whose
+  // reaper would kill this one beside the launcher and leave what that one's ranks have started.
+  conceal(OrphanReaper::kVariable);
   prctl(PR_SET_NAME, "lockstep-reaper");
   for (int number = 1; number < NSIG; ++number) signal(number, SIG_IGN);
   // Of the launcher's descriptors only the pipe stays open: a reader that waits for the end of its

@@ -4,18 +4,18 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 
 namespace lockstep::launch {
 
-void conceal_token() noexcept {
-  constexpr std::string_view kName = "LOCKSTEP_TOKEN=";
+void conceal(const char* name) noexcept {
+  const size_t length = std::strlen(name);
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     char* const text = *entry;
-    if (std::strncmp(text, kName.data(), kName.size()) != 0) continue;
-    explicit_bzero(text + kName.size(), std::strlen(text + kName.size()));
+    if (std::strncmp(text, name, length) != 0 || text[length] != '=') continue;
+    char* const value = text + length + 1;
+    explicit_bzero(value, std::strlen(value));
   }
-  unsetenv("LOCKSTEP_TOKEN");
+  unsetenv(name);
 }
 
 }  // namespace lockstep::launch

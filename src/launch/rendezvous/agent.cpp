@@ -316,23 +316,15 @@ void Agent::on_disagreement(const std::string& text) {
   act();
 }
 
-int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
-  meeting_place(rendezvous);
-  const Token token = Token::from_env();
-  conceal_token();
-  Options options = given;
-  if (options.run_id.empty())
-    options.run_id = rendezvous.run_id;  // a random one would differ on each host
-  Session session(options);
-  Keys keys = Keys::of(token, options.run_id);
-  keys.use_tls = rendezvous.tls;
+namespace {
+
+int run_here(Session& session, const Keys& keys, Rendezvous rendezvous) {
   const auto until = Outside::Clock::now() + rendezvous.join_timeout;
-  Rendezvous rest = rendezvous;
   for (;;) {
-    Meeting meeting = prepare_meeting(rest, session);
+    Meeting meeting = prepare_meeting(rendezvous, session);
     std::optional<int> signal = meeting.signal;
     if (!signal) {
-      const auto status = Agent(session, rest, keys, std::move(meeting)).run();
+      const auto status = Agent(session, rendezvous, keys, std::move(meeting)).run();
       if (status) return *status;
       // Who holds a port need not listen there.
       signal = session.pause(200ms);
@@ -342,8 +334,23 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
       return exit_code_of_signal(*signal);
     }
     const auto left = until - Outside::Clock::now();
-    rest.join_timeout = std::max(1000ms, std::chrono::ceil<std::chrono::milliseconds>(left));
+    rendezvous.join_timeout = std::max(1000ms, std::chrono::ceil<std::chrono::milliseconds>(left));
   }
+}
+
+}  // namespace
+
+int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
+  meeting_place(rendezvous);
+  const Token token = Token::from_env();
+  conceal("LOCKSTEP_TOKEN");
+  Options options = given;
+  if (options.run_id.empty())
+    options.run_id = rendezvous.run_id;  // a random one would differ on each host
+  Session session(options);
+  Keys keys = Keys::of(token, options.run_id);
+  keys.use_tls = rendezvous.tls;
+  return session.run([&] { return run_here(session, keys, rendezvous); });
 }
 
 }  // namespace lockstep::launch

@@ -41,6 +41,32 @@ TEST(Leftover, ThatDoesNotStopIsKilledAndNamed) {
   EXPECT_THAT(result.err, ContainsRegex("killed, since they do not stop: sleep \\(pid"));
 }
 
+// While the launcher gives it time, another host's rank fails, or its launcher is asked to end.
+TEST(Leftover, IsStoppedAtOnceWhenTheJobIsOnAnotherHost) {
+  const std::string script =
+      "test $TORCHELASTIC_RESTART_COUNT = 0 || exit 0; if test $RANK = 1; then "
+      "setsid sh -c 'while kill -0 $0 2>&-; do sleep 0.01; done; : >$FOLDER/left; exec sleep 1000' "
+      "$$ & "
+      "exit 0; fi; until test -e $FOLDER/left; do sleep 0.01; done; echo left; $THEN";
+  for (const bool fails : {true, false}) {
+    const TwoHosts hosts;
+    const test::Folder folder(test::Folder::On::Disk);
+    const auto job = [&](int host) {
+      auto args = hosts.args(host, {"--grace=30", "--max-restarts=1", "sh", "-c", script});
+      args[2] = "--nproc-per-node=1";
+      return Job(args, TwoHosts::with_token(
+                           {.environment = {{"FOLDER", folder.path()},
+                                            {"THEN", fails ? "exit 3" : "exec sleep 1000"}}}));
+    };
+    Job first = job(0), second = job(1);
+    ASSERT_TRUE(first.await("left"));
+    if (!fails) kill(first.pid(), SIGTERM);
+    EXPECT_EQ(first.wait().exit_code, fails ? 0 : 128 + SIGTERM) << first.err();
+    EXPECT_EQ(second.wait().exit_code, fails ? 0 : 128 + SIGTERM) << second.err();
+    EXPECT_THAT(second.err(), Not(HasSubstr("left processes running")));
+  }
+}
+
 TEST(Leftover, ThatTheLauncherHadBeforeIsLeftAlone) {
   for (const std::string script : {"true", "test $RANK = 0 || exit 3; exec sleep 1000"}) {
     Presence before;

@@ -132,6 +132,16 @@ TEST_F(SignalTest, GrandchildrenDieWithAKilledLauncherToo) {
   EXPECT_EQ(job.wait().exit_code, 128 + SIGKILL);
 }
 
+TEST_F(SignalTest, SoDoThoseOfAJobThatARankHasStarted) {
+  Job job({"run", LOCKSTEP_BINARY_DIR "/bin/lockstep", "run", "sh", "-c",
+           "exec 9>$FIFO; setsid sleep 1000 & echo ready; wait"},
+          settings_);
+  ASSERT_TRUE(job.await("ready"));
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(presence_.everybody_left());
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGKILL);
+}
+
 TEST_F(SignalTest, AKilledLauncherEndsNoOtherJob) {
   Presence other;
   Job bystander(sleepers("60"), {.environment = {{"FIFO", other.path()}}});

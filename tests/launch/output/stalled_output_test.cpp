@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -56,6 +58,25 @@ TEST_F(StalledOutput, AtTheEndIsWaitedForNoLongerThanItStandsStill) {
                                         "was taken for 1 s \\(LOCKSTEP_OUTPUT_TIMEOUT\\)"));
   const long lost = std::stol(said.back().substr(said.back().find(": ") + 2));
   EXPECT_EQ(static_cast<long>(result.out.size()) + lost,
+            2 * 2000 * long{sizeof("[rank 0] ") + 100});
+}
+
+TEST_F(StalledOutput, IsWrittenBeforeARestartThatCannotStart) {
+  const std::string program = folder_ / "program";
+  std::ofstream(program) << "#!/bin/sh\nseq -f '%0100.0f' 2000\n"
+                            "test $RANK = 1 || { : >$FOLDER/done; exec sleep 1000; }\n"
+                            "until test -e $FOLDER/done; do sleep 0.01; done; rm $0; exit 4\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  Job job({"run", "--nproc-per-node=2", "--max-restarts=1", program},
+          {.environment = {{"FOLDER", folder_.path()}, {"LOCKSTEP_OUTPUT_TIMEOUT", "1"}}});
+  job.leave_unread();
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(lines_of(result.err).back(), HasSubstr("cannot start"));
+  const std::string said = "not written: ";
+  const size_t at = result.err.find(said);
+  ASSERT_NE(at, std::string::npos) << result.err;
+  EXPECT_EQ(static_cast<long>(result.out.size()) + std::stol(result.err.substr(at + said.size())),
             2 * 2000 * long{sizeof("[rank 0] ") + 100});
 }
 

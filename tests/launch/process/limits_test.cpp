@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <string>
 
@@ -26,11 +27,28 @@ TEST(OldKernel, WithoutSomeSystemCallsRunsAJobAllTheSame) {
   }
 }
 
+// As a signal finds a rank that has not made its session yet.
+TEST(Sandbox, InWhichARankHasNoGroupPassesSignalsOn) {
+  Job job(script_args(2, "trap 'echo told; exit 0' USR1; echo ready; while :; do sleep 0.01; done"),
+          {.refused_calls = {SYS_setsid}, .refusal = EPERM});
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGUSR1);
+  ASSERT_TRUE(job.await("told", 2));
+  EXPECT_EQ(job.wait().exit_code, 0);
+}
+
 TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
   const Result result = run_script(2, "true", {.refused_calls = {SYS_memfd_create}});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("memfd_create: Function not implemented"));
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
+}
+
+TEST(SharedMemory, ThatLacksIsNamedByDoctorWithTheReason) {
+  const Result result =
+      Job({"doctor"}, {.refused_calls = {SYS_fallocate}, .refusal = ENOMEM}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("no 64 MiB of shared memory: Cannot allocate memory"));
 }
 
 TEST(OpenFiles, ThatLackForSharedMemoryAreNamedWithTheLimit) {

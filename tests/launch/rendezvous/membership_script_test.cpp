@@ -162,6 +162,18 @@ TEST(MembershipScript, AHostThatIsCutOffEndsToo) {
   EXPECT_LT(simulation.ends[2].at, ms(10'000) + Timing().lease + Timing().stop + ms(100));
 }
 
+TEST(MembershipScript, AHostWhoseRanksTakeLongToStopComesBackAllTheSame) {
+  Scenario scenario = calm(2, 1);
+  scenario.timing.stop = ms(100'000);  // as with --grace=96
+  scenario.timing.rejoin = ms(1'000);
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    Simulation simulation(scenario, seed);
+    simulation.at(ms(10'000), [&] { simulation.cut({1}, ms(20'000)); });
+    expect_all_end(simulation, 2, 0, "");
+    EXPECT_EQ(simulation.attempts, 2U);
+  }
+}
+
 TEST(MembershipScript, ANewHostJoinsAndTheOthersKeepTheirRanks) {
   Scenario scenario = calm(1);
   scenario.job_spec = {1, 2, 0};

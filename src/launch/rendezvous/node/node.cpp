@@ -303,7 +303,12 @@ void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port
     return end(1, *ends_with_ranks_, now);
   }
   pause_ = kFirstPause;
-  if (phase_ != Phase::Member) return;
+  if (phase_ != Phase::Member) {
+    // While it had ranks it could not be given a place, and --grace may be longer than the time to
+    // find the coordinator again.
+    if (held_) look_for_coordinator(options_.timing.rejoin, now);
+    return;
+  }
   if (failure_ || halted_) return report_ready(now);
   done_ = true;
   report(Done{attempt_}, now);
