@@ -137,6 +137,9 @@ class ModuleLoader {
       faults_.push_back(fmt::format("{} differs: {} there, {} here", name,
                                     type_text(stored.dtype, stored.sizes),
                                     type_text(dtype_of(entry.tensor.scalar_type()), sizes)));
+    } else if (entry.tensor.is_meta()) {
+      faults_.push_back(fmt::format(
+          "{} cannot be written to here: it is on the meta device, without memory", name));
     } else if (at::has_internal_overlap(entry.tensor) == at::MemOverlap::Yes) {
       faults_.push_back(
           fmt::format("{} cannot be written to here: elements of it share memory", name));

@@ -200,7 +200,10 @@ void Restore::compare(const std::string& prefix, Wanted& wanted) {
     }
     for (auto& part : piece.parts) {
       leave_repeats_out(part);
-      if (at::has_internal_overlap(part.tensor) == at::MemOverlap::Yes) {
+      if (part.tensor.is_meta()) {
+        faults_.push_back(fmt::format(
+            "{} cannot be written to here: it is on the meta device, without memory", piece.name));
+      } else if (at::has_internal_overlap(part.tensor) == at::MemOverlap::Yes) {
         faults_.push_back(
             fmt::format("{} cannot be written to here: elements of it share memory", piece.name));
       }

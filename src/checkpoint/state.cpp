@@ -52,6 +52,13 @@ std::string pattern_of(const std::string& name) {
   return pattern;
 }
 
+bool Saved::has_like(const Values& others) const {
+  return std::ranges::all_of(others, [this](const auto& other) {
+    const auto found = values.find(other.first);
+    return found != values.end() && found->second.index() == other.second.index();
+  });
+}
+
 void Names::add(const at::Tensor& tensor, const std::string& name) {
   auto& all = names_[tensor.unsafeGetTensorImpl()];
   if (std::ranges::find(all, name) == all.end()) all.push_back(name);

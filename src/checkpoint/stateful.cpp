@@ -281,7 +281,8 @@ data::SamplerState place_of(const Values& values) {
 template <class Sampler>
 std::shared_ptr<Stateful> place_in_data(Sampler& sampler) {
   return stateful_values([&sampler] { return values_of(sampler.state()); },
-                         [&sampler](const Values& values) { sampler.restore(place_of(values)); });
+                         [&sampler](const Values& values) { sampler.restore(place_of(values)); },
+                         [&sampler](const Values& values) { sampler.check(place_of(values)); });
 }
 
 class TorchSamplerState : public Stateful {
@@ -293,7 +294,11 @@ class TorchSamplerState : public Stateful {
     return {.values = values_of(sampler_.state_after(taken_))};
   }
   // The names alone: what has been counted so far does not matter.
-  State destination(const Saved&, const Names&) override { return {.values = values_of({})}; }
+  State destination(const Saved& saved, const Names&) override {
+    State state{.values = values_of({})};
+    if (saved.has_like(state.values)) sampler_.check(place_of(saved.values));
+    return state;
+  }
   void restored(const State& state) override {
     sampler_.restore(place_of(state.values));
     taken_ = 0;

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
 
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/exact_sum.h"
 #include "lockstep/core/shard.h"
@@ -56,21 +58,31 @@ struct Columns {
   std::vector<ExactSum> sums;
   std::vector<double> least, most;
   std::string fault;
+  std::exception_ptr thrown;  // by data that this rank cannot read, and the others may
 
   void add(const at::Tensor& part, int64_t first, const ScalerOptions& options) {
-    const int64_t width = part.size(1);
+    const auto width = static_cast<size_t>(part.size(1));
     if (sums.empty()) {
-      sums.resize(static_cast<size_t>(width));
-      least.assign(static_cast<size_t>(width), kInfinity);
-      most.assign(static_cast<size_t>(width), -kInfinity);
+      sums.resize(width);
+      least.assign(width, kInfinity);
+      most.assign(width, -kInfinity);
+    }
+    if (width != sums.size()) {
+      if (fault.empty()) {
+        fault = fmt::format("samples from {} on have {} columns, and those before have {}", first,
+                            width, sums.size());
+      }
+      return;
     }
     const auto* value = part.const_data_ptr<double>();
     for (int64_t row = 0; row < part.size(0); ++row) {
       for (size_t c = 0; c < sums.size(); ++c, ++value) {
         if (!std::isfinite(*value)) {
           if (fault.empty()) {
-            fault =
-                fmt::format("{} of sample {} is {}", column_text(c, options), first + row, *value);
+            fault = fmt::format(
+                "{} of sample {} is {}; scale finite numbers only: leave such samples out, or "
+                "put a number in place of it",
+                column_text(c, options), first + row, *value);
           }
           continue;
         }
@@ -93,13 +105,11 @@ size_t agreed_width(Columns& columns, const comm::Group& group) {
   const std::string mine = fmt::format("{} {}", columns.sums.size(), columns.fault);
   size_t width = 0;
   const auto all = group.all_gather_bytes(mine, {.label = "scaler"});
+  if (columns.thrown) std::rethrow_exception(columns.thrown);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const size_t space = all[rank].find(' ');
     if (space + 1 < all[rank].size()) {
-      throw DataError(
-          fmt::format("{} rank {}: {}; scale finite numbers only: leave such samples "
-                      "out, or put a number in place of it",
-                      kScaler, rank, all[rank].substr(space + 1)));
+      throw DataError(fmt::format("{} rank {}: {}", kScaler, rank, all[rank].substr(space + 1)));
     }
     const size_t count = std::stoul(all[rank].substr(0, space));
     if (count != 0 && width != 0 && count != width) {
@@ -131,7 +141,12 @@ struct StandardScaler::State {
   void fit(const Rows& each, const comm::Group& group, const ScalerOptions& options) {
     group.refuse_python_ranks("StandardScaler");
     Columns columns;
-    each([&](const at::Tensor& part, int64_t first) { columns.add(part, first, options); });
+    try {
+      each([&](const at::Tensor& part, int64_t first) { columns.add(part, first, options); });
+    } catch (...) {
+      columns.thrown = std::current_exception();
+      columns.fault = comm::thrown_text();
+    }
     const size_t width = agreed_width(columns, group);
     at::Tensor rows = at::scalar_tensor(columns.rows, at::kLong);
     group.all_reduce(rows, ReduceOp::Sum, {.label = "scaler"}).wait();

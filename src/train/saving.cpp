@@ -393,10 +393,9 @@ void Training::write_own_job() {
 }
 
 std::map<std::string, double> Training::metrics_of_step() const {
-  std::map<std::string, double> metrics{{"train_loss", state_.loss}};
-  if (state_.evaluated_at == state_.step) {
-    metrics.insert(state_.metrics.begin(), state_.metrics.end());
-  }
+  std::map<std::string, double> metrics;
+  if (state_.evaluated_at == state_.step) metrics = state_.metrics;
+  metrics.emplace("train_loss", state_.loss);  // unless the evaluation measures what it calls so
   return metrics;
 }
 

@@ -122,6 +122,28 @@ TEST(Interchange, DtypesAreConvertedOnlyWhenAsked) {
   });
 }
 
+// What is copied to the meta device is gone, and libtorch does not say so.
+TEST(Interchange, AModuleOnTheMetaDeviceIsNotReadInto) {
+  isolated([] {
+    const Folder folder;
+    torch::nn::Module net, meta;
+    net.register_parameter("weight", torch::ones({2, 3}));
+    meta.register_parameter("weight", torch::empty({2, 3}, torch::kMeta));
+    save_safetensors(net, folder / "x.safetensors");
+    const std::string why = "weight cannot be written to here: it is on the meta device";
+    EXPECT_THAT(refused(meta, folder / "x.safetensors"), HasSubstr(why));
+    {
+      Checkpointer checkpoints(Group(), folder / "saved");
+      checkpoints.track("net", net);
+      checkpoints.save(1);
+    }
+    Checkpointer checkpoints(Group(), folder / "saved");
+    checkpoints.track("net", meta);
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                HasSubstr("net/" + why));
+  });
+}
+
 // Pairs are those with a last dimension of 2 more; all other real numbers are the real parts.
 TEST(Interchange, RealNumbersAndPairsBecomeComplexOnes) {
   isolated([] {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <limits>
+#include <stdexcept>
 
 #include "data/files.h"
 #include "lockstep/checkpoint/checkpointer.h"
@@ -13,6 +14,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -122,6 +124,35 @@ TEST(StandardScaler, SaysWhatItCannotScale) {
                   scaler.fit_rows(torch::randn({4, 2 + world.rank()}), world);
                 }),
                 HasSubstr("rank 1 has 3 columns, and others have 2"));
+  });
+}
+
+// Samples as wide as their batch, and of which one rank cannot read some.
+struct Uneven : data::Dataset {
+  int64_t size() const override { return 20000; }
+  data::Batch get_batch(at::IntArrayRef indices) const override {
+    if (indices.back() >= broken_from) throw std::runtime_error("a torn file");
+    const int64_t count = std::ssize(indices);
+    return {torch::randn({count, indices.front() >= narrow_from ? 2 : 3}), torch::zeros({count})};
+  }
+  int64_t narrow_from = 20000, broken_from = 20000;
+};
+
+TEST(StandardScaler, OnAllRanksSaysWhatOneRankMeets) {
+  spawn(2, [](World& world) {
+    StandardScaler scaler;
+    Uneven data;
+    const auto refused = [&] { return message_of([&] { scaler.fit(data, world); }); };
+    data.narrow_from = 14096;
+    EXPECT_THAT(refused(), HasSubstr("rank 1: samples from 14096 on have 2 columns, and those "
+                                     "before have 3"));
+    data.narrow_from = data.size();
+    data.broken_from = 15000;
+    EXPECT_EQ(refused(),
+              world.rank() == 1 ? "a torn file" : "[standard scaler] rank 1: a torn file");
+    EXPECT_FALSE(scaler.is_fitted());
+    data.broken_from = data.size();
+    scaler.fit(data, world);
   });
 }
 

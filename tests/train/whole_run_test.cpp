@@ -206,6 +206,32 @@ TEST(Rates, ThatFollowAMetricMayBeSet) {
   });
 }
 
+// As a training's loss is called, too.
+TEST(Best, OfAMetricThatIsCalledTrainLoss) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(20);
+    double value = 5;
+    train::Trainer trainer(
+        world, net, train::cross_entropy(), samples,
+        {.optimizer = train::sgd({.lr = 0.1}),
+         .epochs = 3,
+         .loader = {.batch_size = 10},
+         .evaluation = {.data = samples,
+                        .measure =
+                            [&](const data::Batch&) {
+                              return std::map<std::string, double>{{"train_loss", value}};
+                            }},
+         .saving = {.directory = folder / "run",
+                    .keep_last = 1,
+                    .best = train::Best{.metric = "train_loss"}},
+         .callbacks = {std::make_shared<test::AtStep>(3, [&] { value = 4; }),
+                       std::make_shared<test::AtStep>(5, [&] { value = 9; })}});
+    EXPECT_THAT(trainer.run().best, testing::EndsWith("/run/step-00000004"));
+  });
+}
+
 // Ends with its best evaluation, in a step that every_steps has saved before it.
 TEST(Best, ComesBackWhenTheLastStepWasSavedBeforeItsEvaluation) {
   const Folder folder;

@@ -64,6 +64,9 @@ struct Saved {
   std::map<std::string, Tensor> tensors;  // aliases too
   Values values;
   int64_t world = 1;  // ranks that saved
+
+  // Whether it has a value of the name and the type of each of these.
+  bool has_like(const Values& others) const;
 };
 
 // What tracked modules call their parameters: "net/fc.weight".

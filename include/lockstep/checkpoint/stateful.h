@@ -5,7 +5,6 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -68,8 +67,7 @@ std::shared_ptr<Stateful> stateful_values(
     State state(const Names&) const override { return {.values = get_()}; }
     State destination(const Saved& saved, const Names& names) override {
       State state = this->state(names);
-      const auto is_saved = [&](const auto& item) { return saved.values.contains(item.first); };
-      if (std::ranges::all_of(state.values, is_saved)) check_(saved.values);
+      if (saved.has_like(state.values)) check_(saved.values);
       return state;
     }
     void restored(const State& state) override { set_(state.values); }

@@ -123,6 +123,8 @@ class Loader {
   // Throws ConfigError for a state of another seed, number of samples or shuffle, and then changes
   // nothing. At the beginning of an epoch the number of samples may be another one.
   void restore(const SamplerState& state);
+  // Throws what restore() would throw for this state.
+  void check(const SamplerState& state) const;
 
  private:
   friend class StepCursor;

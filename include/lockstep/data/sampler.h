@@ -79,6 +79,8 @@ class DistributedSampler {
   // At the beginning of an epoch the number of samples may be another one, of data that have grown:
   // rank 0 warns of it.
   void restore(const SamplerState& state);
+  // Throws what restore() would throw for this state.
+  void check(const SamplerState& state) const;
 
   // The seed of the options.
   int64_t seed() const { return options_.seed; }

@@ -40,8 +40,8 @@ class StandardScaler {
 
   // Measures the data of all samples; each rank reads its share. Every rank calls it, with the same
   // data set. Throws DataError on all ranks for a NaN or an infinity (it names column and sample),
-  // for a deviation beyond float64, and for a column that is constant where that is not allowed;
-  // the scaler is then as it was.
+  // for samples that a rank cannot read, for a deviation beyond float64, and for a column that is
+  // constant where that is not allowed; the scaler is then as it was.
   void fit(const Dataset& dataset, const comm::Group& group = {},
            const ScalerOptions& options = {});
   // As fit(), for the targets, for example of a regression.

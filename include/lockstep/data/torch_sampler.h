@@ -65,6 +65,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   // end of an epoch, with the next one. Throws ConfigError, and changes nothing, for a state of
   // another seed or shuffle, or, but at the beginning of an epoch, another number of samples.
   void restore(const SamplerState& state);
+  // Throws what restore() would throw for this state.
+  void check(const SamplerState& state) const;
 
   // What the data loader calls. With another size the data set has changed: the next epoch is of
   // that many samples.

@@ -27,7 +27,7 @@ int64_t batches_of(int64_t samples, const LoaderOptions& options) {
   return full + (has_rest && !options.drop_last ? 1 : 0);
 }
 
-void check(int64_t samples, const LoaderOptions& options) {
+void check_options(int64_t samples, const LoaderOptions& options) {
   if (options.batch_size < 1 || options.prefetch < 0 || options.workers < 0) {
     throw ConfigError(
         fmt::format("[loader] batch_size {}, prefetch {} and workers {}: need at least 1, 0 and 0",
@@ -178,7 +178,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const comm::World& world,
 Loader::Loader(std::shared_ptr<const Dataset> dataset, Shard rank, LoaderOptions options) {
   if (dataset == nullptr) throw ConfigError("[loader] the data set is a null pointer");
   const int64_t samples = dataset->size();
-  check(samples, options);
+  check_options(samples, options);
   const Shard part = part_of(rank, options);
   const DistributedSampler sampler(samples, part,
                                    {.seed = options.seed,
@@ -249,6 +249,8 @@ void Loader::restore(const SamplerState& state) {
   shared_->sampler = restored;  // so that the epoch is shuffled once
   shared_->restored = shared_->state = restored.state();
 }
+
+void Loader::check(const SamplerState& state) const { shared_->sampler.check(state); }
 
 Loader::Epoch::Epoch(std::unique_ptr<Cursor> cursor) : cursor_(std::move(cursor)) {}
 Loader::Epoch::Epoch(Epoch&&) noexcept = default;

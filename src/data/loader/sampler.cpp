@@ -89,9 +89,9 @@ void DistributedSampler::advance(int64_t count) {
   set_position(count > rest / part_.count ? length_ : position_ + count * part_.count);
 }
 
-void DistributedSampler::restore(const SamplerState& state) {
-  const bool has_grown = state.length != length_ && state.position == 0;  // or become fewer
-  if ((state.length != length_ && !has_grown) || state.seed != options_.seed ||
+void DistributedSampler::check(const SamplerState& state) const {
+  // At the beginning of an epoch the data may have grown, or become fewer.
+  if ((state.length != length_ && state.position != 0) || state.seed != options_.seed ||
       state.shuffle != options_.shuffle) {
     throw ConfigError(fmt::format(
         "[sampler] cannot resume: the state is of {}, this is {}; resume with the same data and "
@@ -103,9 +103,13 @@ void DistributedSampler::restore(const SamplerState& state) {
         "[sampler] cannot resume at epoch {}, position {} of {} samples: the state is damaged",
         state.epoch, state.position, length_));
   }
+}
+
+void DistributedSampler::restore(const SamplerState& state) {
+  check(state);
   set_epoch(state.epoch);
   set_position(state.position);
-  if (has_grown && part_.index == 0) {
+  if (state.length != length_ && part_.index == 0) {
     log::warn(fmt::format(
         "[sampler] resumes at the beginning of epoch {} with {} samples, where the state is of {}",
         state.epoch, length_, state.length));

@@ -96,6 +96,8 @@ void TorchSampler::restore(const SamplerState& state) {
   state_->begin(sampler.state());
 }
 
+void TorchSampler::check(const SamplerState& state) const { state_->sampler.check(state); }
+
 void TorchSampler::reset(std::optional<size_t> new_size) {
   State& state = *state_;
   const auto length = static_cast<int64_t>(new_size.value_or(state.front.length));
