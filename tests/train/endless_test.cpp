@@ -41,8 +41,8 @@ std::vector<double> rates_of(World& world, train::TrainerOptions options) {
   return ending->rates;
 }
 
-// The products overflowed: at the end of -4 steps, which kMost epochs of 4 made, a schedule was after
-// the first step, and 0 steps were refused.
+// The products overflowed: at the end of -4 steps, which kMost epochs of 4 made, a schedule was
+// after the first step, and 0 steps were refused.
 TEST(Endless, ScheduleDoesNotEnd) {
   spawn(1, [](World& world) {
     const std::vector<double> whole(4, 0.05);
