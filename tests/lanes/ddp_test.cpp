@@ -134,6 +134,23 @@ TEST(LanesOfDdp, MeetHooksOfTheUsersAndHistory) {
   });
 }
 
+// As a custom function's backward() may return them: libtorch refuses writes to both.
+TEST(LanesOfDdp, TakeGradientsThatMayNotBeWrittenTo) {
+  for (const bool are_zeros : {false, true}) {
+    expect_one_result([&](World& world) {
+      LaneNet net;
+      net.first->weight.register_hook([&](const at::Tensor& gradient) {
+        const c10::InferenceMode inference;
+        return are_zeros ? at::_efficientzerotensor(gradient.sizes(), gradient.options())
+                         : gradient.clone();
+      });
+      Ddp ddp(net, world.group(), {.lanes = 8});
+      for (Lane lane : ddp.lanes(StepKey{})) net.loss(lane.index).backward();
+      return gradients_hash(net);
+    });
+  }
+}
+
 TEST(LanesOfDdp, UnusedErrorNamesWhatSomeLaneDoesNotReach) {
   for (const int ranks : {1, 3}) {
     spawn(ranks, [](World& world) {

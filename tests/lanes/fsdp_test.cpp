@@ -149,6 +149,20 @@ TEST(FsdpLanes, WhatIsNoFunctionOfLanesIsRefusedOnAllRanks) {
                 }),
                 HasSubstr("a second backward() in lane 0 of 4"));
     fsdp.zero_grad();
+    EXPECT_THAT(refused([&] {
+                  for (const Lane lane : fsdp.lanes(key)) {
+                    if (lane.index == 0) {
+                      const auto x = lane_batch(lane.index, 0).requires_grad_();
+                      x.register_hook(
+                          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a"); });
+                      const auto loss = call(net, x, lane.index).square().mean();
+                      EXPECT_THROW(loss.backward(), std::runtime_error);
+                    }
+                    backward(lane.index);
+                  }
+                }),
+                HasSubstr("after one that threw, leave the loop and begin the step again"));
+    fsdp.zero_grad();
     for (const Lane lane : fsdp.lanes(key)) backward(lane.index);
     for (const auto& leaf : fsdp.parameters()) EXPECT_TRUE(leaf.grad().defined());
   });

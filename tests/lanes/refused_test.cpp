@@ -69,6 +69,26 @@ TEST(LanesRefuse, ALaneWithoutABackwardAndOneWithTwo) {
   });
 }
 
+// What had arrived of the first is in sums: in a lane that adds to another's it would count twice.
+TEST(LanesRefuse, ABackwardAfterOneThatThrewInTheSameLane) {
+  for (const int64_t fails_in : {0, 1}) {
+    expect_refused("after one that threw, leave the loop and begin the step again", {.lanes = 8},
+                   [&](LaneNet& net, Ddp& ddp) {
+                     for (Lane lane : ddp.lanes(StepKey{})) {
+                       if (lane.index == fails_in) {
+                         const auto hook =
+                             net.first->weight.register_hook([](const at::Tensor&) -> at::Tensor {
+                               throw std::runtime_error("a");
+                             });
+                         EXPECT_THROW(net.loss(lane.index).backward(), std::runtime_error);
+                         net.first->weight.remove_hook(hook);
+                       }
+                       net.loss(lane.index).backward();
+                     }
+                   });
+  }
+}
+
 TEST(LanesRefuse, AStepAfterAnExceptionUntilZeroGradOfTheDdpItself) {
   expect_refused("after an exception ddp.zero_grad()", {.lanes = 8}, [](LaneNet& net, Ddp& ddp) {
     EXPECT_THROW(

@@ -247,8 +247,9 @@ class Ddp : public Joinable {
   friend class Join;
   struct State;
 
-  // Where a Join that is about to call join() names it, among all that this process has named.
-  void set_place_in_join(int64_t place, bool is_first);
+  // A Join that names `first` before all others is about to call join(). Throws ConfigError when
+  // this one's group has a rank that the first one's has not.
+  void begin_join(const Ddp& first);
   void check_lanes(int64_t of_step) const;
   std::vector<std::shared_ptr<LaneListener>> listeners_of(
       const std::vector<const Ddp*>& ddps) const;

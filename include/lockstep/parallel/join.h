@@ -57,7 +57,8 @@ class Joinable {
 // `uneven`.
 class [[nodiscard]] Join {
  public:
-  // In the order in which a step uses them; the first is a Ddp. They outlive this.
+  // In the order in which a step uses them; the first is a Ddp, whose group has all ranks of the
+  // other Ddps' (ConfigError). They outlive this.
   explicit Join(std::vector<std::reference_wrapper<Joinable>> joinables, JoinOptions options = {});
   // Without finish() (an exception): does not communicate, and the group should not be used
   // further.

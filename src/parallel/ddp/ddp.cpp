@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 
 #include "comm/text.h"
@@ -120,6 +121,8 @@ struct Ddp::State {
 
   void attach();
   void attach_hook(const Model& model) const;
+  // In the place that it has.
+  void begin_join();
 };
 
 // The hook's restored state may fit on some ranks only.
@@ -138,6 +141,12 @@ void Ddp::State::attach_hook(const Model& model) const {
   for (const auto& each : group.all_gather_bytes(fault, {.label = "Ddp: hook"})) {
     if (!each.empty()) throw ConfigError(each);
   }
+}
+
+void Ddp::State::begin_join() {
+  if (!reducer) return;
+  gate = gate_of_layers(module.module(), group);
+  reducer->join(*joined, place_in_join, gate);
 }
 
 const Model& Ddp::State::model() {
@@ -215,7 +224,7 @@ void Ddp::refresh() {
   state_->module = std::move(now);
   state_->attach();
   if (state_->reducer) state_->reducer->keep_held(held);
-  if (state_->joined) join(*state_->joined);
+  if (state_->joined) state_->begin_join();
 }
 
 void Ddp::zero_grad() {
@@ -275,8 +284,18 @@ DdpLog Ddp::log() const {
   return log;
 }
 
-void Ddp::set_place_in_join(int64_t place, bool is_first) {
-  state_->place_in_join = {place, is_first};
+// Whether any rank had a batch is asked in the first one's group.
+void Ddp::begin_join(const Ddp& first) {
+  const Group &all = first.state_->group, &own = state_->group;
+  for (int rank = 0; own.size() > 1 && rank < own.size(); ++rank) {
+    if (all.size() > 1 && own.rank_in(all, rank)) continue;
+    throw ConfigError(
+        fmt::format("[join] the first Ddp's group has {} ranks, and another one's a rank that is "
+                    "not among them, which may have batches when these have none: name first a Ddp "
+                    "whose group has all",
+                    all.size()));
+  }
+  state_->place_in_join.is_first = this == &first;
 }
 
 void Ddp::join(const JoinOptions& options) {
@@ -285,10 +304,10 @@ void Ddp::join(const JoinOptions& options) {
         "[join] a Ddp with lanes cannot be joined: every step has all lanes, so give all the same "
         "number of batches (Loader does)");
   }
+  static std::atomic<int64_t> count = 0;
   state_->joined = options;
-  if (!state_->reducer) return;
-  state_->gate = gate_of_layers(state_->module.module(), state_->group);
-  state_->reducer->join(options, state_->place_in_join, state_->gate);
+  state_->place_in_join.number = ++count;
+  state_->begin_join();
 }
 
 bool Ddp::shadow() {
@@ -298,6 +317,7 @@ bool Ddp::shadow() {
 
 void Ddp::leave() {
   state_->joined.reset();
+  state_->place_in_join = {};
   state_->gate.reset();
   if (!state_->reducer) return;
   const auto present = state_->reducer->leave();

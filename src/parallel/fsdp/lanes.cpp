@@ -25,6 +25,7 @@ void Fsdp::State::enter_lane(int64_t lane) {
   }
   lane_done_ = false;
   lane_plan_->open = own;
+  lane_plan_->has_pass = false;
 }
 
 void Fsdp::State::leave_lane() {
@@ -66,7 +67,7 @@ void Fsdp::State::reset_lanes() {
 
 void Fsdp::State::begin_lane_pass() {
   object_unless_in_lane(objection_, *lane_plan_, "Fsdp");
-  if (is_in_lane() && lane_done_) object_to_second_backward(objection_, *lane_plan_);
+  object_to_second_backward(objection_, *lane_plan_);
 }
 
 void Fsdp::State::end_lane_pass() {

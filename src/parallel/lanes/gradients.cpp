@@ -7,7 +7,8 @@
 namespace lockstep::parallel {
 namespace {
 
-// Whether nobody else can read or write what `tensor` holds, and it is all that its memory is for.
+// Whether nobody else can read or write what `tensor` holds, libtorch lets this write it, and it is
+// all that its memory is for.
 // A layer's own gradient of its weight is often a view, the only owner of its base.
 bool is_exclusive(const at::Tensor& tensor) {
   if (tensor.use_count() != 1 || tensor.requires_grad() || !tensor.has_storage()) return false;
@@ -15,7 +16,8 @@ bool is_exclusive(const at::Tensor& tensor) {
   const size_t owners = tensor.is_view() && tensor._base().use_count() == 1 ? 2 : 1;
   return storage.use_count() == owners && storage.resizable() &&
          storage.nbytes() == tensor.nbytes() && tensor.is_non_overlapping_and_dense() &&
-         !tensor.is_conj() && !tensor.is_neg();
+         !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference() &&
+         !tensor._is_zerotensor();
 }
 
 }  // namespace

@@ -47,9 +47,10 @@ struct LanePlan {
   Group group;
   int64_t lanes;
   comm::NodeSum sum;
-  std::vector<Move> moves;    // by own lane
-  int slots = 0;              // how many are in use at most
-  mutable int64_t open = -1;  // the own lane that a loop is in
+  std::vector<Move> moves;        // by own lane
+  int slots = 0;                  // how many are in use at most
+  mutable int64_t open = -1;      // the own lane that a loop is in
+  mutable bool has_pass = false;  // a backward() outside of hold() has begun in it
 };
 
 // Over lanes, where Ddps of the group have any; else over ranks.

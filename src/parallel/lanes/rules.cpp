@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
 
+#include <utility>
+
 #include "comm/host/threads.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -162,10 +164,12 @@ void object_unless_in_lane(Objection& objection, const LanePlan& plan, std::stri
 }
 
 void object_to_second_backward(Objection& objection, const LanePlan& plan) {
-  objection.add(
-      fmt::format("a second backward() in {}: add the losses and run one, or run all but the "
-                  "last under hold()",
-                  plan.name(plan.open)));
+  // One that threw counts: what had arrived of it is in sums already.
+  if (!plan.is_open() || !std::exchange(plan.has_pass, true)) return;
+  objection.add(fmt::format(
+      "a second backward() in {}: add the losses and run one, or run all but the "
+      "last under hold(); after one that threw, leave the loop and begin the step again",
+      plan.name(plan.open)));
 }
 
 void object_to_zero_grad(Objection& objection, const LanePlan& plan) {

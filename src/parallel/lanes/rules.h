@@ -46,6 +46,7 @@ void warn_of_compiled(std::string_view who);
 void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane);
 // `type` is "Ddp" or "Fsdp", whose method or options the text names.
 void object_unless_in_lane(Objection& objection, const LanePlan& plan, std::string_view type);
+// Called as each backward() outside of hold() begins; notes the first of a lane in the plan.
 void object_to_second_backward(Objection& objection, const LanePlan& plan);
 void object_to_zero_grad(Objection& objection, const LanePlan& plan);
 void object_to_other_threads(Objection& objection, std::string_view type, int threads);

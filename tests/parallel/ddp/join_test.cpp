@@ -338,6 +338,26 @@ TEST(Join, B43_SyncBatchNormToldThatARankHasRunOut) {
   }
 }
 
+// Ranks 0 and 1 would have left when they have no batch, and ranks 2 and 3 waited for them.
+TEST(Join, AFirstDdpWhoseGroupLacksRanksOfAnotherIsRefused) {
+  spawn(4, [](World& world) {
+    Mlp one, two, three;
+    const Group half = world.group().split(world.rank() / 2);
+    Ddp of_half(one, half), of_all(two, world), alone(three, Group());
+    for (Ddp* first : {&of_half, &alone}) {
+      EXPECT_THAT(message_of<ConfigError>([&] {
+                    Join({*first, of_all});
+                  }),
+                  ::testing::HasSubstr("name first a Ddp whose group has all"));
+    }
+    Join join({of_all, of_half, alone});
+    for (int step = 0; step < world.rank() / 2; ++step) {
+      for (Mlp* net : {&two, &one, &three}) square_loss(*net, world.rank(), step).backward();
+    }
+    join.finish();
+  });
+}
+
 // The longest advice of all: none of it is cut.
 TEST(Join, AnotherOrderThanThatOfTheListIsToldWithTheWholeAdvice) {
   spawn(2, [](World& world) {

@@ -271,6 +271,38 @@ TEST(SeveralDdps, WithinAJoinKeepItsOrder) {
 }
 
 // Each rank begins with another group's pass.
+// A joinable of the program's own, which goes through two Ddps.
+struct Both : parallel::Joinable {
+  Both(Ddp& first, Ddp& second) : ddps{&first, &second} {}
+  void join(const JoinOptions& options) override {
+    for (Ddp* ddp : ddps) ddp->join(options);
+  }
+  void leave() override {
+    for (Ddp* ddp : ddps) ddp->leave();
+  }
+  bool shadow() override {
+    const bool any = ddps[0]->shadow();
+    if (any) ddps[1]->shadow();
+    return any;
+  }
+  std::vector<Ddp*> ddps;
+};
+
+TEST(SeveralDdps, WithinAJoinableOfTheProgramKeepItsOrder) {
+  spawn(2, [&](World& world) {
+    Storeys one(1), two(2);
+    Ddp first(one, world, {.bucket_bytes = {64}}), second(two, world, {.bucket_bytes = {64}});
+    Both both(first, second);
+    Join join({both});
+    for (int step = 0; step < 2 + 3 * world.rank(); ++step) {
+      one->zero_grad();
+      two->zero_grad();
+      two->forward(one->forward(tower_rows(world.rank(), step))).square().mean().backward();
+    }
+    join.finish();
+  });
+}
+
 TEST(SeveralDdps, OnTwoGroupsInAnyOrder) {
   for (const int64_t bytes : {int64_t{64}, int64_t{1} << 20}) {
     spawn(3, [&](World& world) {

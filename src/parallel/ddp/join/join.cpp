@@ -1,7 +1,5 @@
 #include "lockstep/parallel/join.h"
 
-#include <atomic>
-
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/zero_optimizer.h"
@@ -11,12 +9,12 @@ namespace lockstep::parallel {
 Join::Join(std::vector<std::reference_wrapper<Joinable>> joinables, JoinOptions options)
     : joinables_(std::move(joinables)), options_(options) {
   if (joinables_.empty()) throw ConfigError("[join] nothing to join: name the Ddp");
-  static std::atomic<int64_t> places = 0;
-  for (size_t i = 0; i < joinables_.size(); ++i) {
-    Joinable& joinable = joinables_[i];
-    if (auto* ddp = dynamic_cast<Ddp*>(&joinable)) ddp->set_place_in_join(++places, i == 0);
-    joinable.join(options_);
+  const auto* first = dynamic_cast<Ddp*>(&joinables_.front().get());
+  for (Joinable& joinable : joinables_) {
+    auto* ddp = dynamic_cast<Ddp*>(&joinable);
+    if (first != nullptr && ddp != nullptr) ddp->begin_join(*first);
   }
+  for (Joinable& joinable : joinables_) joinable.join(options_);
 }
 
 void Join::finish(const std::function<void()>& rest_of_step) {

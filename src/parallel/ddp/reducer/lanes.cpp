@@ -30,6 +30,7 @@ void Reducer::enter_lane(int64_t lane) {
   }
   std::fill(held_.begin(), held_.end(), false);
   plan_->open = own;
+  plan_->has_pass = false;
 }
 
 void Reducer::leave_lane() {
@@ -49,7 +50,7 @@ void Reducer::end_lanes() {
 void Reducer::begin_lane() {
   lanes_->begin_lane();
   object_unless_in_lane(objection_, *plan_, "Ddp");
-  if (is_in_lane() && plan_->open != lanes_->next()) object_to_second_backward(objection_, *plan_);
+  object_to_second_backward(objection_, *plan_);
 }
 
 // A gradient that autograd accumulates by itself is this lane's alone; arrived() then takes it.

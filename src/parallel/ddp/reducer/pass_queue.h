@@ -14,8 +14,8 @@ class CommHook;
 class Reducer;
 
 struct JoinPlace {
-  int64_t number = 0;    // among all that Joins of this process have named
-  bool is_first = true;  // of its Join
+  int64_t number = 0;     // in the order in which Ddp::join() of this process was called
+  bool is_first = false;  // of its Join
 };
 
 // Ranks have to launch the buckets of all Reducers in one order, but when a bucket is complete
