@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <exception>
 #include <string>
 #include <string_view>
 
@@ -13,27 +12,6 @@
 
 namespace lockstep::comm {
 
-// Every rank calls it. What `step` throws on one rank is thrown on all: there the exception itself,
-// on the others a ConfigError that begins with `address` and quotes it.
-template <class Step>
-void together(const Group& group, std::string_view address, const Step& step) {
-  if (group.size() == 1) return step();
-  std::exception_ptr own;
-  std::string text;
-  try {
-    step();
-  } catch (...) {
-    own = std::current_exception();
-    text = "-" + thrown_text();
-  }
-  const auto texts = group.all_gather_bytes(text, {.label = address});
-  if (own) std::rethrow_exception(own);
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank].empty()) continue;
-    throw ConfigError(fmt::format("[{}] rank {}: {}", address, rank, texts[rank].substr(1)));
-  }
-}
-
 // In a handler of exceptions, before it throws on: in the place of what this rank has for an
 // exchange that the others wait in, they are given `text`.
 inline void give_up(const Group& group, const std::string& text, const CallOptions& exchange) {
@@ -41,6 +19,25 @@ inline void give_up(const Group& group, const std::string& text, const CallOptio
     group.all_gather_bytes(text, exchange);
   } catch (const CommError&) {
     // What was thrown before is what counts.
+  }
+}
+
+// Every rank calls it. What `step` throws on one rank is thrown on all: there the exception itself,
+// on the others a ConfigError that begins with `address` and quotes it.
+template <class Step>
+void together(const Group& group, std::string_view address, const Step& step) {
+  if (group.size() == 1) return step();
+  const CallOptions exchange{.label = address};
+  try {
+    step();
+  } catch (...) {
+    give_up(group, "-" + thrown_text(), exchange);
+    throw;
+  }
+  const auto texts = group.all_gather_bytes("", exchange);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank].empty()) continue;
+    throw ConfigError(fmt::format("[{}] rank {}: {}", address, rank, texts[rank].substr(1)));
   }
 }
 

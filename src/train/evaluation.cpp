@@ -120,8 +120,6 @@ std::map<std::string, double> Training::evaluate_for_program() {
   is_common_ = false;
   try {
     return evaluate();
-  } catch (const CommError&) {
-    throw;
   } catch (...) {
     if (is_common_) throw;
     if (options_.fsdp) {  // the others may be in a call of a unit

@@ -72,7 +72,10 @@ void TrainedPart::check_rates() const {
 template <class Point>
 void Training::call(const Point& point) {
   state_.seconds = seconds();
-  for (const auto& callback : options_.callbacks) point(*callback);
+  for (const auto& callback : options_.callbacks) {
+    point(*callback);
+    is_common_ = false;  // it may have caught what was thrown on all ranks
+  }
 }
 
 template <class Point>
@@ -93,6 +96,7 @@ void Training::call_and_agree(const Point& point) {
 Outcome Training::run() {
   if (has_begun_) throw ConfigError("[train] run() can be called once: make another Trainer");
   has_begun_ = true;
+  is_common_ = false;  // of an evaluate() before
   try {
     train();
   } catch (...) {
@@ -224,12 +228,12 @@ MicroBatches* Training::next_of(Feed& feed) {
 
 void Training::step(const StageRun& run, bool ends_epoch) {
   is_in_step_ = true;
-  is_common_ = false;  // a callback may have caught what was thrown on all ranks
   const double blocked_before = blocked_seconds();
   if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_begin(state_); });
   has_agreed_ = false;
   Step context(*this);
   step_function_(context);
+  is_common_ = false;  // as a callback
   if (!has_agreed_) {  // a step function that made no update
     const CommonPart common(*this);
     note(agreed({}));

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/lockstep.h"
@@ -119,12 +122,16 @@ TEST(Thrown, AnEvaluationOutsideOfTheRunEndsOnAllRanks) {
     TrainNet net;
     const auto samples = test::train_samples(60);
     auto options = train_options({});
-    options.evaluation = {.data = samples, .measure = [&](const Batch&) {
-                            if (world.rank() == 1) throw std::runtime_error("no measure");
-                            return std::map<std::string, double>{{"a", 1}};
-                          }};
+    options.evaluation.data = samples;
+    bool is_lost = false;
+    options.evaluation.measure = [&](const Batch&) -> std::map<std::string, double> {
+      if (world.rank() == 0) return {{"a", 1}};
+      if (is_lost) throw CommError("no measure of a group of its own");
+      throw std::runtime_error("no measure");
+    };
     train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
-    for (int time = 0; time < 2; ++time) {  // the group can be used again
+    for (const bool own_group : {false, true, false}) {  // the group can be used again
+      is_lost = own_group;
       const auto text = message_of([&] { trainer.evaluate(); });
       EXPECT_THAT(text,
                   HasSubstr(world.rank() == 1 ? "no measure"
@@ -190,35 +197,67 @@ TEST(Thrown, AnUpdateWithinAnUpdateIsRefused) {
   });
 }
 
-// A callback that has caught what all ranks threw hides no later error of one rank.
+// Calls what it is given at one place of the run, and fails at the next one on rank 1.
+struct At : Callback {
+  At(std::string place, int rank, std::function<void()> act)
+      : place_(std::move(place)), rank_(rank), act_(std::move(act)) {}
+  void on_train_begin(const RunState&) override { reach("begin"); }
+  void on_epoch_begin(const RunState&) override { reach("epoch"); }
+  void on_step_begin(const RunState&) override { reach("step"); }
+  void on_step_end(const RunState&, train::Requests&) override { reach("end"); }
+  void on_epoch_end(const RunState&, train::Requests&) override { reach("epoch end"); }
+  void reach(std::string_view name) {
+    if (has_acted_ && rank_ == 1) throw std::runtime_error("mine");
+    if (has_acted_ || name != place_) return;
+    act_();
+    has_acted_ = true;
+  }
+
+ private:
+  const std::string place_;
+  const int rank_;
+  const std::function<void()> act_;
+  bool has_acted_ = false;
+};
+
+// A program that has caught what all ranks threw hides no later error of one rank.
 TEST(Thrown, AnErrorOfAllRanksThatWasCaughtHidesNone) {
-  spawn(2, [](World& world) {
-    TrainNet net;
-    const auto samples = test::train_samples(60);
-    auto options = train_options({});
-    int64_t evaluations = 0;
-    train::Trainer* running = nullptr;
-    options.evaluation = {
-        .data = samples, .every_epochs = 0, .measure = [](const Batch& batch) {
-          return std::map<std::string, double>{{"a", static_cast<double>(batch.data.size(0))}};
-        }};
-    options.count = [&](const Batch& batch) { return evaluations == 1 ? 0 : batch.data.size(0); };
-    options.callbacks = {std::make_shared<test::AtStep>(
-                             1,
-                             [&] {
-                               evaluations = 1;  // counts nothing: DataError on all
-                               EXPECT_THAT(message_of<DataError>([&] { running->evaluate(); }),
-                                           HasSubstr("count nothing"));
-                               evaluations = 2;
-                             }),
-                         std::make_shared<test::AtStep>(2, [&] {
-                           if (world.rank() == 1) throw std::runtime_error("mine");
-                         })};
-    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
-    running = &trainer;
-    const auto text = message_of([&] { trainer.run(); });
-    EXPECT_THAT(text, HasSubstr(world.rank() == 1 ? "mine" : "rank 1 ended the training after "));
-  });
+  for (const std::string place : {"before", "begin", "epoch", "step", "loss", "end", "epoch end"}) {
+    spawn(2, [place](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(60);
+      auto options = train_options({});
+      bool counts = true;
+      train::Trainer* running = nullptr;
+      options.evaluation = {
+          .data = samples, .every_epochs = 0, .measure = [](const Batch& batch) {
+            return std::map<std::string, double>{{"a", static_cast<double>(batch.data.size(0))}};
+          }};
+      options.count = [&](const Batch& batch) { return counts ? batch.data.size(0) : 0; };
+      const auto catch_one = [&] {
+        counts = false;  // DataError on all
+        EXPECT_THAT(message_of<DataError>([&] { running->evaluate(); }),
+                    HasSubstr("count nothing"));
+        counts = true;
+      };
+      const auto at = std::make_shared<At>(place, world.rank(), catch_one);
+      options.callbacks = {at};
+      train::Trainer trainer(
+          world, {{.name = "net", .model = net}},
+          [&](train::Step& step) {
+            step.update("net", [&](const Batch& batch) {
+              return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
+            });
+            if (place == "loss") at->reach("loss");
+          },
+          samples, options);
+      running = &trainer;
+      if (place == "before") at->reach("before");
+      const auto text = message_of([&] { trainer.run(); });
+      EXPECT_THAT(text, HasSubstr(world.rank() == 1 ? "mine" : "rank 1 ended the training "))
+          << place;
+    });
+  }
 }
 
 TEST(Thrown, RatesHaveToBeNumbers) {

@@ -18,7 +18,9 @@
 #include "comm/store/protocol.h"
 #include "core/network/address.h"
 #include "core/network/tcp_options.h"
+#include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/core/place.h"
 
 namespace lockstep::comm {
 namespace {
@@ -122,6 +124,13 @@ std::string text_of(const std::map<std::string, std::string>& failures) {
   std::vector<std::string> all;
   for (const auto& [address, failure] : failures) all.push_back(address + ": " + failure);
   return fmt::format("{}", fmt::join(all, "; "));
+}
+
+// Of a large job, one line from each host will do.
+bool is_first_of_host() try {
+  return rank_from_env().local_rank.value_or(0) == 0;
+} catch (const ConfigError&) {  // a store that a program uses without these variables
+  return true;
 }
 
 }  // namespace
@@ -276,6 +285,7 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
     if (patience.left() == 0ms) patience.fail(failure);
     if (Clock::now() < silent_until) continue;
     silent_until = Clock::time_point::max();
+    if (!is_first_of_host()) continue;
     log::warn(fmt::format(
         "[store] {} cannot be reached yet: {}; trying for another {:.0f} s (does rank 0 run there, "
         "and does every firewall on the way let this host reach the port?)",

@@ -7,6 +7,7 @@
 #include <typeinfo>
 
 #include "checkpoint/part_of.h"
+#include "comm/together.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/zero_optimizer.h"
@@ -57,22 +58,6 @@ void compare(const torch::optim::Optimizer& optimizer, const Group& group) {
   }
 }
 
-// An exception of `step` on one rank is thrown on every rank.
-template <class Step>
-void together(const Group& group, std::string_view label, Step step) {
-  std::string mine;
-  try {
-    step();
-  } catch (const std::exception& error) {
-    mine = error.what();
-  }
-  const auto texts = group.all_gather_bytes(mine, {.label = label});
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank].empty()) continue;
-    throw ConfigError(fmt::format("[broadcast_optimizer] rank {}: {}", rank, texts[rank]));
-  }
-}
-
 }  // namespace
 
 void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group) {
@@ -81,7 +66,7 @@ void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group)
   group.refuse_python_ranks("broadcast_optimizer()");
   compare(optimizer, group);
   std::string bytes;
-  together(group, "broadcast_optimizer: saving", [&] {
+  comm::together(group, "broadcast_optimizer", [&] {
     if (group.rank() != 0) return;
     torch::serialize::OutputArchive archive;
     optimizer.save(archive);
@@ -90,7 +75,7 @@ void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group)
     bytes = stream.str();
   });
   bytes = group.broadcast_bytes(bytes, 0, {.label = "broadcast_optimizer"});
-  together(group, "broadcast_optimizer: loading", [&] {
+  comm::together(group, "broadcast_optimizer", [&] {
     if (group.rank() == 0) return;
     torch::serialize::InputArchive archive;
     archive.load_from(bytes.data(), bytes.size());

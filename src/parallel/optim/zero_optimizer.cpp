@@ -254,8 +254,9 @@ void ZeroOptimizer::Parts::spread() {
 void ZeroOptimizer::Parts::step() {
   try {
     optimizer->step();
-  } catch (const std::exception& error) {
-    group.transport().abort_all(fmt::format("[zero] rank {}: {}", group.rank(), error.what()));
+  } catch (...) {
+    group.transport().abort_all(
+        fmt::format("[zero] rank {}: {}", group.rank(), comm::thrown_text()));
     throw;
   }
 }

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
+#include "support/spawn.h"
 #include "support/thrown.h"
 
 namespace lockstep::comm {
@@ -58,6 +59,23 @@ TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
       [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
                            HasSubstr("within 0.3 s"), HasSubstr("MASTER_ADDR")));
+}
+
+// Of a large job, one rank of each host warns before the deadline.
+TEST(Store, OneRankOfAHostWarnsThatNobodyListens) {
+  for (const char* local_rank : {"0", "1"}) {
+    test::isolated([local_rank] {
+      setenv("RANK", "2", 1);
+      setenv("WORLD_SIZE", "4", 1);
+      setenv("LOCAL_RANK", local_rank, 1);
+      const LoopbackSocket silent;
+      testing::internal::CaptureStderr();
+      EXPECT_THROW((void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 2s}),
+                   CommError);
+      const std::string said = testing::internal::GetCapturedStderr();
+      EXPECT_EQ(said.find("cannot be reached yet") != said.npos, *local_rank == '0') << said;
+    });
+  }
 }
 
 // As rank 0's does when it is stopped before it serves: the kernel takes the connection.

@@ -293,6 +293,34 @@ TEST(BroadcastOptimizer, TheHistoryOfLbfgsComesToAll) {
   });
 }
 
+// A program's own, that cannot be saved.
+struct Unsaved : SGD {
+  using SGD::SGD;
+  void save(torch::serialize::OutputArchive&) const override { fail(); }
+  std::function<void()> fail;
+};
+
+TEST(BroadcastOptimizer, WhatSaveThrowsIsQuotedOnTheOthers) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Unsaved optimizer(net.parameters(), SGDOptions(0.1));
+    const auto thrown = [&] { broadcast_optimizer(optimizer, world.group()); };
+    optimizer.fail = [] { throw 7; };
+    if (world.rank() == 0) {
+      EXPECT_THROW(thrown(), int);
+    } else {
+      EXPECT_EQ(message_of<ConfigError>(thrown),
+                "[broadcast_optimizer] rank 0: an exception that is not a std::exception");
+    }
+    optimizer.fail = [] { TORCH_CHECK(false, "an odd state"); };
+    if (world.rank() == 0) {
+      EXPECT_THROW(thrown(), c10::Error);
+    } else {  // libtorch's backtrace helps nobody here
+      EXPECT_EQ(message_of<ConfigError>(thrown), "[broadcast_optimizer] rank 0: an odd state");
+    }
+  });
+}
+
 TEST(BroadcastOptimizer, RefusesOnAllRanks) {
   spawn(2, [](World& world) {
     Mlp net;

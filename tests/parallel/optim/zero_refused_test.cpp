@@ -70,6 +70,32 @@ TEST(ZeroMade, WhatTheFunctionThrowsOnOneRankIsThrownOnAll) {
   });
 }
 
+// Its step() fails on rank 1 with what is no std::exception.
+struct Odd : torch::optim::SGD {
+  Odd(std::vector<torch::optim::OptimizerParamGroup> groups, int own_rank)
+      : SGD(std::move(groups), SGDOptions(0.1)), rank(own_rank) {}
+  at::Tensor step(LossClosure) override {
+    if (rank == 1) throw 7;
+    return {};
+  }
+  int rank;
+};
+
+TEST(ZeroMade, WhatItsStepThrowsOnOneRankIsQuotedOnTheOthers) {
+  spawn(2, [](World& world) {
+    auto net = two_layers();
+    ZeroOptimizer zero(net->parameters(), world.group(), [&](auto groups) {
+      return std::make_unique<Odd>(std::move(groups), world.rank());
+    });
+    if (world.rank() == 1) {
+      EXPECT_THROW(zero.step(), int);
+    } else {
+      EXPECT_THAT(message_of<CommError>([&] { zero.step(); }),
+                  HasSubstr("[zero] rank 1: an exception that is not a std::exception"));
+    }
+  });
+}
+
 TEST(ZeroMade, WithAllGroups) {
   isolated([] {
     auto net = two_layers();
