@@ -160,8 +160,11 @@ const std::vector<Conflict>& open_defects() {
 // takes turns, where these programs run two backwards of one.
 bool several_backwards_in_a_join(Program program, std::string_view name) {
   program.features.push_back({std::string(name)});
-  // Ranks have unequally many lanes, before each of which it would be unsharded.
-  if (program.has("fsdp") && program.has("penalty") && program.has("lanes")) return true;
+  // Before a penalty an Fsdp is unsharded: ranks have unequally many lanes, and a backward(), which
+  // divides parameters again, leaves none for a second one.
+  if (program.has("fsdp") && program.has("penalty") &&
+      (program.has("lanes") || program.has("backward_twice")))
+    return true;
   // In one process only the rank that overflows would find what clipping has left: a NaN.
   if (program.has("ignore") && program.has("grad_scaler") && program.has("clip_value")) return true;
   // Parts of parameters that Fsdp leaves alone come last.
