@@ -45,7 +45,8 @@ TEST(Leftover, ThatDoesNotStopIsKilledAndNamed) {
 TEST(Leftover, IsStoppedAtOnceWhenTheJobIsOnAnotherHost) {
   const std::string script =
       "test $TORCHELASTIC_RESTART_COUNT = 0 || exit 0; if test $RANK = 1; then "
-      "setsid sh -c 'while kill -0 $0 2>&-; do sleep 0.01; done; : >$FOLDER/left; exec sleep 1000' "
+      "setsid sh -c 'while kill -0 $0; do sleep 0.01; done 2>/dev/null; : >$FOLDER/left; exec "
+      "sleep 1000' "
       "$$ & "
       "exit 0; fi; until test -e $FOLDER/left; do sleep 0.01; done; echo left; $THEN";
   for (const bool fails : {true, false}) {

@@ -169,7 +169,7 @@ TEST_F(SignalTest, AStoppedRankGoesOnToSeeTheSignalAndNoOtherIsToldTo) {
       if test $RANK = 0; then
         echo $$ > $FIFO.pid; kill -STOP $$
       else
-        until grep -q 'T (stopped)' /proc/$(cat $FIFO.pid 2>&-)/status 2>&-; do sleep 0.01; done
+        until grep -q 'T (stopped)' /proc/$(cat $FIFO.pid)/status; do sleep 0.01; done 2>/dev/null
         rm $FIFO.pid; echo ready
       fi
       until test "$told"; do sleep 0.01; done
