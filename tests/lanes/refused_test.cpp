@@ -71,8 +71,8 @@ TEST(LanesRefuse, ALaneWithoutABackwardAndOneWithTwo) {
 
 // What had arrived of the first is in sums: in a lane that adds to another's it would count twice.
 TEST(LanesRefuse, ABackwardAfterOneThatThrewInTheSameLane) {
-  for (const int64_t fails_in : {0, 1}) {
-    expect_refused("after one that threw, leave the loop and begin the step again", {.lanes = 8},
+  for (const int64_t fails_in : {0, 1}) {  // not in any rank's last lane
+    expect_refused("after one that threw, leave the loop and begin the step again", {.lanes = 9},
                    [&](LaneNet& net, Ddp& ddp) {
                      int64_t own = 0;
                      for (Lane lane : ddp.lanes(StepKey{})) {

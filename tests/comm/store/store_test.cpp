@@ -65,9 +65,10 @@ TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
 TEST(Store, OneRankOfAHostWarnsThatNobodyListens) {
   for (const char* local_rank : {"0", "1"}) {
     test::isolated([local_rank] {
-      setenv("RANK", "2", 1);
+      setenv("RANK", *local_rank == '0' ? "2" : "3", 1);
       setenv("WORLD_SIZE", "4", 1);
       setenv("LOCAL_RANK", local_rank, 1);
+      setenv("LOCAL_WORLD_SIZE", "2", 1);
       const LoopbackSocket silent;
       testing::internal::CaptureStderr();
       EXPECT_THROW((void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 2s}),

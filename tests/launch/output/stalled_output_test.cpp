@@ -48,8 +48,11 @@ TEST_F(StalledOutput, OfAnotherUserComesWhole) {
 }
 
 TEST_F(StalledOutput, AtTheEndIsWaitedForNoLongerThanItStandsStill) {
-  Job job(script_args(2, "seq -f '%0100.0f' 2000; exit $((4 * RANK))"),
-          {.environment = {{"LOCKSTEP_OUTPUT_TIMEOUT", "1"}}});
+  Job job(
+      script_args(2,
+                  "seq -f '%0100.0f' 2000; test $RANK = 1 || : >$DONE; "
+                  "until test -e $DONE; do sleep 0.01; done; exit $((4 * RANK))"),
+      {.environment = {{"LOCKSTEP_OUTPUT_TIMEOUT", "1"}, {"DONE", presence_.path() + ".done"}}});
   job.leave_unread();
   const Result result = job.wait();
   EXPECT_EQ(result.exit_code, 4);
