@@ -1,6 +1,5 @@
 #include "lockstep/checkpoint/interchange.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/view_as_complex.h>
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
@@ -137,12 +136,8 @@ class ModuleLoader {
       faults_.push_back(fmt::format("{} differs: {} there, {} here", name,
                                     type_text(stored.dtype, stored.sizes),
                                     type_text(dtype_of(entry.tensor.scalar_type()), sizes)));
-    } else if (entry.tensor.is_meta()) {
-      faults_.push_back(fmt::format(
-          "{} cannot be written to here: it is on the meta device, without memory", name));
-    } else if (at::has_internal_overlap(entry.tensor) == at::MemOverlap::Yes) {
-      faults_.push_back(
-          fmt::format("{} cannot be written to here: elements of it share memory", name));
+    } else if (const auto why = obstacle_to_writing(entry.tensor); !why.empty()) {
+      faults_.push_back(fmt::format("{} cannot be written to here: {}", name, why));
     } else {
       reads_.push_back({entry.tensor, found});
     }

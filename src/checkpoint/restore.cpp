@@ -1,6 +1,5 @@
 #include "checkpoint/restore.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/in_threads.h"
+#include "checkpoint/stored_view.h"
 #include "comm/text.h"
 #include "comm/transport.h"
 #include "core/process/cores.h"
@@ -200,12 +200,8 @@ void Restore::compare(const std::string& prefix, Wanted& wanted) {
     }
     for (auto& part : piece.parts) {
       leave_repeats_out(part);
-      if (part.tensor.is_meta()) {
-        faults_.push_back(fmt::format(
-            "{} cannot be written to here: it is on the meta device, without memory", piece.name));
-      } else if (at::has_internal_overlap(part.tensor) == at::MemOverlap::Yes) {
-        faults_.push_back(
-            fmt::format("{} cannot be written to here: elements of it share memory", piece.name));
+      if (const auto why = obstacle_to_writing(part.tensor); !why.empty()) {
+        faults_.push_back(fmt::format("{} cannot be written to here: {}", piece.name, why));
       }
     }
     piece.name = *name;

@@ -1,5 +1,6 @@
 #include "checkpoint/stored_view.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -17,6 +18,12 @@ at::Tensor view_of(std::string_view bytes, const StoredTensor& stored) {
 
 std::string type_text(const std::string& dtype, at::IntArrayRef sizes) {
   return fmt::format("{} [{}]", dtype, fmt::join(sizes, ", "));
+}
+
+std::string obstacle_to_writing(const at::Tensor& target) {
+  if (target.is_meta()) return "it is on the meta device, without memory";
+  if (at::has_internal_overlap(target) == at::MemOverlap::Yes) return "elements of it share memory";
+  return "";
 }
 
 }  // namespace lockstep::checkpoint

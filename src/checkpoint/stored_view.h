@@ -1,4 +1,4 @@
-// Tensors of files, before they are copied.
+// Tensors of files, before they are copied, and what they are copied to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,5 +16,8 @@ at::Tensor view_of(std::string_view bytes, const StoredTensor& stored);
 
 // "F32 [4, 3]", for errors.
 std::string type_text(const std::string& dtype, at::IntArrayRef sizes);
+
+// Why copying to `target` would not give it the values, for errors; empty when it would.
+std::string obstacle_to_writing(const at::Tensor& target);
 
 }  // namespace lockstep::checkpoint

@@ -47,7 +47,7 @@ TEST(Thrown, ByAStatefulIsQuotedOnAllRanks) {
     own->saves = on_one([] { throw 7; });
     EXPECT_THAT(message_of<CheckpointError>(save),
                 HasSubstr("step 2 was not saved: rank 1: an exception that is not a std::except"));
-    // libtorch's exceptions have a backtrace, which helps nobody here.
+    // Without libtorch's backtrace.
     own->saves = on_one([] { TORCH_CHECK(false, "an odd tensor"); });
     EXPECT_THAT(message_of<CheckpointError>(save),
                 AllOf(HasSubstr("rank 1: an odd tensor"), Not(HasSubstr("frame #"))));

@@ -278,7 +278,7 @@ TEST(Rollout, WhatPlayThrowsOnOneRankIsQuotedOnTheOthers) {
     });
     EXPECT_EQ(text, world.rank() == 1 ? "no reward for task 7"
                                       : "[rollout] rank 1: no reward for task 7");
-    world.group().barrier().wait();  // nobody is left behind in a call
+    world.group().barrier().wait();  // no rank waits in a collective any more
   });
 }
 

@@ -183,8 +183,7 @@ std::string Net::unacknowledged() const {
   if (peers.empty()) return "";
   return fmt::format(
       "what rank {} has sent to {} does not arrive, however often it is sent again: the host is "
-      "cut "
-      "off, a firewall drops it, or large packets get lost on the way (MTU; 'sysctl -w "
+      "cut off, a firewall drops it, or large packets get lost on the way (MTU; 'sysctl -w "
       "net.ipv4.tcp_mtu_probing=1' on each host helps)",
       rank_, fmt::join(peers, ", "));
 }

@@ -7,9 +7,9 @@
 namespace lockstep::parallel {
 namespace {
 
-// Whether nobody else can read or write what `tensor` holds, libtorch lets this write it, and it is
-// all that its memory is for.
-// A layer's own gradient of its weight is often a view, the only owner of its base.
+// Whether nothing else refers to `tensor` or its memory, the memory is no larger than the tensor,
+// and libtorch allows writing to it in place. The gradient of a Linear's weight is a view, which
+// alone refers to its base.
 bool is_exclusive(const at::Tensor& tensor) {
   if (tensor.use_count() != 1 || tensor.requires_grad() || !tensor.has_storage()) return false;
   const c10::Storage& storage = tensor.storage();

@@ -10,8 +10,8 @@
 namespace lockstep::parallel {
 
 // Slot 0 of the plan is the reducer's own buckets, where the average is to be; the other slots are
-// buckets of this rank alone, with the same layout. What the next lane's value is added to waits as
-// the tensor it is, where nobody else has that: it need not be copied, nor have a slot.
+// buckets of this rank alone, with the same layout. A gradient to which the next lane's is added
+// needs no slot: its tensor is kept until then, or a copy where something else refers to it.
 class LaneGradients {
  public:
   LaneGradients(std::shared_ptr<const LanePlan> plan, size_t parameters, size_t dense);

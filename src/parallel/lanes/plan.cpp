@@ -11,6 +11,16 @@
 #include "parallel/ddp/gradients.h"
 
 namespace lockstep::parallel {
+namespace {
+
+using Slot = std::function<const at::Tensor&(int)>;
+
+// Adds slot `top` to the one below, and so on, `count` times.
+void carry(int top, int count, const Slot& slot) {
+  for (int k = 1; k <= count; ++k) slot(top - k).add_(slot(top - k + 1));
+}
+
+}  // namespace
 
 LanePlan::LanePlan(const Group& g, int64_t count) : group(g), lanes(count), sum(g, count) {
   std::vector<int> done;
@@ -40,7 +50,7 @@ void LanePlan::place(int64_t own_lane, const at::Tensor& value,
   } else {
     copy_into(slot(move.slot), value);
   }
-  for (int k = 1; k <= move.carries; ++k) slot(move.slot - k).add_(slot(move.slot - k + 1));
+  carry(move.slot, move.carries, slot);
 }
 
 void LanePlan::place_pair(int64_t own_lane, const at::Tensor& before, const at::Tensor& value,
@@ -52,7 +62,7 @@ void LanePlan::place_pair(int64_t own_lane, const at::Tensor& before, const at::
     return;
   }
   slot(move.slot - 1).add_(before.add_(value));
-  for (int k = 2; k <= move.carries; ++k) slot(move.slot - k).add_(slot(move.slot - k + 1));
+  carry(move.slot - 1, move.carries - 1, slot);
 }
 
 int64_t addends_of(const Group& group) {

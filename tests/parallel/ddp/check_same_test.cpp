@@ -315,7 +315,7 @@ TEST(BroadcastOptimizer, WhatSaveThrowsIsQuotedOnTheOthers) {
     optimizer.fail = [] { TORCH_CHECK(false, "an odd state"); };
     if (world.rank() == 0) {
       EXPECT_THROW(thrown(), c10::Error);
-    } else {  // libtorch's backtrace helps nobody here
+    } else {  // without libtorch's backtrace
       EXPECT_EQ(message_of<ConfigError>(thrown), "[broadcast_optimizer] rank 0: an odd state");
     }
   });

@@ -29,7 +29,7 @@ TEST(HookAttach, WhatItThrowsOnOneRankIsThrownOnAll) {
                   Ddp(net, world.group(), {.hook = std::make_shared<Picky>(world.rank())});
                 }),
                 HasSubstr("not these parameters (rank 1)"));
-    const Ddp ddp(net, world.group());  // nobody is left behind in a call
+    const Ddp ddp(net, world.group());  // no rank waits in a collective any more
   });
 }
 

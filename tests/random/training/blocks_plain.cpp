@@ -14,7 +14,7 @@ at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype = kTogether) {
   return (torch::randn(sizes, at::kDouble) * 0.4).to(dtype);
 }
 
-// In a dtype of its own, whatever that of its input and output is.
+// Its weights have a dtype of their own, whatever the dtype of its input and output is.
 struct LinearBlock : Block {
   LinearBlock(at::ScalarType dtype, bool strided) {
     weight = register_parameter("weight", values({kFeatures, kFeatures}, dtype));
