@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/format/checksum.h"
 #include "lockstep/checkpoint/error.h"
@@ -15,6 +16,7 @@ namespace {
 
 using checkpoint::Manifest;
 using checkpoint::manifest_from;
+using checkpoint::manifest_head_from;
 using checkpoint::to_json;
 using testing::HasSubstr;
 
@@ -51,6 +53,38 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(read.tensors.at("w").boxes.at(0).box, manifest.tensors.at("w").boxes.at(0).box);
   EXPECT_EQ(read.tensors.at("scalar").dtype, "C128");
   EXPECT_EQ(to_json(read), to_json(manifest));
+}
+
+TEST(Manifest, TheHeadIsReadAlone) {
+  Manifest manifest = sample();
+  manifest.metrics["odd \",\n \"values\": {"] = -1;
+  const std::string text = to_json(manifest);
+  const Manifest head = manifest_head_from(text, "x");
+  EXPECT_EQ(head.step, 1200);
+  EXPECT_EQ(head.save, 7);
+  EXPECT_EQ(head.world, 2);
+  EXPECT_EQ(head.metrics, manifest.metrics);
+  EXPECT_TRUE(head.values.empty() && head.files.empty() && head.tensors.empty());
+
+  // All of the file counts for the checksum.
+  for (size_t at = 0; at < text.size(); at += 7) {
+    std::string damaged = text;
+    damaged[at] ^= 1;
+    EXPECT_THROW(manifest_head_from(damaged, "x"), CheckpointError) << at;
+  }
+}
+
+// As another program may write it: a line, in another order.
+TEST(Manifest, TheHeadIsReadInAnyOrder) {
+  nlohmann::json json = nlohmann::json::parse(to_json(sample()));
+  json["xxh3"] = "0000000000000000";
+  std::string text = json.dump();
+  const std::string own = "\"xxh3\":\"0000000000000000\"";
+  text =
+      "{\"xxh3\": \"0000000000000000\"," + text.erase(text.find(own) - 1, own.size() + 1).substr(1);
+  text.replace(10, 16, checkpoint::hex(checkpoint::checksum(text)));
+  EXPECT_EQ(manifest_head_from(text, "x").step, 1200);
+  EXPECT_EQ(manifest_head_from(text, "x").metrics, sample().metrics);
 }
 
 TEST(Manifest, ANanComesBack) {

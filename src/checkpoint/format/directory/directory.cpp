@@ -48,7 +48,7 @@ Listing list_checkpoints(const std::string& directory, FileSystem& files) {
       const std::string path = manifest_path(directory, name);
       try {
         const MappedFile file(files, path);
-        const Manifest manifest = manifest_from(file.bytes(), "[checkpoint] " + path);
+        const Manifest manifest = manifest_head_from(file.bytes(), "[checkpoint] " + path);
         listing.checkpoints.push_back({name, manifest.step, manifest.save, manifest.metrics});
       } catch (const CheckpointError&) {
         listing.unreadable.push_back(name);

@@ -16,6 +16,8 @@ namespace {
 
 constexpr char kFormat[] = "lockstep-checkpoint";
 constexpr std::string_view kBegin = "{\"xxh3\": \"", kNoChecksum = "0000000000000000";
+// What comes after the head, as to_json() writes it; in JSON no text has a line's end.
+constexpr std::string_view kAfterHead = ",\n \"values\": {";
 constexpr int64_t kMost = int64_t{1} << 62;
 
 // JSON has no infinities: they are texts in an object of their own.
@@ -53,6 +55,8 @@ nlohmann::ordered_json json_of(const ManifestTensor& tensor) {
 class Parser {
  public:
   explicit Parser(std::string_view where) : where_(where) {}
+
+  std::string_view where() const { return where_; }
 
   [[noreturn]] void complain(const std::string& text) const {
     throw CheckpointError(fmt::format("{}: {}", where_, text));
@@ -172,19 +176,26 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos && name != "manifest.json";
 }
 
-Manifest from_json(const Json& json, const Parser& parser) {
-  using Type = Json::value_t;
-  const auto part = [&](const char* key) -> const Json& {
-    return parser.member(json, key, Type::object, "the manifest");
-  };
+const Json& part_of(const Json& json, const char* key, const Parser& parser) {
+  return parser.member(json, key, Json::value_t::object, "the manifest");
+}
+
+Manifest head_of(const Json& json, const Parser& parser) {
   const auto count = [&](const char* key) {
     if (!json.contains(key)) parser.complain(fmt::format("the manifest has no {}", key));
     return parser.count(json[key], key);
   };
   Manifest manifest{.step = count("step"), .save = count("save"), .world = count("world")};
-  for (const auto& [name, value] : part("metrics").items()) {
+  for (const auto& [name, value] : part_of(json, "metrics", parser).items()) {
     manifest.metrics[name] = parser.real(value, "the metric " + in_quotes(name));
   }
+  return manifest;
+}
+
+Manifest whole_of(const Json& json, const Parser& parser) {
+  using Type = Json::value_t;
+  Manifest manifest = head_of(json, parser);
+  const auto part = [&](const char* key) -> const Json& { return part_of(json, key, parser); };
   for (const auto& [name, value] : part("values").items()) {
     manifest.values[name] = parser.value(value, "the value " + in_quotes(name));
   }
@@ -220,6 +231,33 @@ bool is_whole(std::string_view text) {
   std::string zeroed(text);
   zeroed.replace(kBegin.size(), kNoChecksum.size(), kNoChecksum);
   return with_checksum(std::move(zeroed)) == text;
+}
+
+// The parsed text of a file that is `whole`, of this format and version.
+Json checked(std::string_view text, bool whole, const Parser& parser) {
+  std::optional<Json> json;
+  try {
+    json = parse_json(text, parser.where(), 8);
+  } catch (const CheckpointError&) {
+    if (whole) throw;
+  }
+  if (json && json->is_object() && json->contains("version") &&
+      (*json)["version"] != kManifestVersion && (*json)["version"].is_number_integer() &&
+      (whole || !text.starts_with(kBegin))) {
+    parser.complain(
+        fmt::format("is of version {}, and this program reads version {}: use the "
+                    "Lockstep that wrote it, or a newer one",
+                    (*json)["version"].dump(), kManifestVersion));
+  }
+  if (!whole) {
+    parser.complain(
+        "is damaged: it does not have the checksum in its first line. Restore another "
+        "checkpoint, or copy it again");
+  }
+  if (!json->is_object() || json->value("format", "") != kFormat) {
+    parser.complain(fmt::format("its format is not {}", kFormat));
+  }
+  return std::move(*json);
 }
 
 }  // namespace
@@ -262,30 +300,15 @@ std::string to_json(const Manifest& manifest) {
 
 Manifest manifest_from(std::string_view text, std::string_view where) {
   const Parser parser(where);
+  return whole_of(checked(text, is_whole(text), parser), parser);
+}
+
+Manifest manifest_head_from(std::string_view text, std::string_view where) {
+  const Parser parser(where);
   const bool whole = is_whole(text);
-  std::optional<Json> json;
-  try {
-    json = parse_json(text, where, 8);
-  } catch (const CheckpointError&) {
-    if (whole) throw;
-  }
-  if (json && json->is_object() && json->contains("version") &&
-      (*json)["version"] != kManifestVersion && (*json)["version"].is_number_integer() &&
-      (whole || !text.starts_with(kBegin))) {
-    parser.complain(
-        fmt::format("is of version {}, and this program reads version {}: use the "
-                    "Lockstep that wrote it, or a newer one",
-                    (*json)["version"].dump(), kManifestVersion));
-  }
-  if (!whole) {
-    parser.complain(
-        "is damaged: it does not have the checksum in its first line. Restore another "
-        "checkpoint, or copy it again");
-  }
-  if (!json->is_object() || json->value("format", "") != kFormat) {
-    parser.complain(fmt::format("its format is not {}", kFormat));
-  }
-  return from_json(*json, parser);
+  const size_t end = whole ? text.find(kAfterHead) : std::string_view::npos;
+  if (end == std::string_view::npos) return manifest_from(text, where);
+  return head_of(checked(std::string(text.substr(0, end)) + "}", whole, parser), parser);
 }
 
 }  // namespace lockstep::checkpoint
