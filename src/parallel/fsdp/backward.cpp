@@ -253,6 +253,7 @@ void Fsdp::State::abandon_backward() {
   for (const auto& unit : units_) {
     if (std::exchange(unit->backward_open, false)) --unit->uses;
   }
+  may_be_written_ = true;  // by the step of gradients from before, as after any backward()
 }
 
 void Fsdp::State::finish_pass() {
