@@ -117,6 +117,30 @@ TEST(FsdpLanes, NarrowGradientsAndRecomputedUnits) {
   EXPECT_EQ(run(2, true), alone);
 }
 
+// The first has entered the lane by then.
+TEST(FsdpLanes, WhatTheSecondModelOfALoopRefusesEndsTheLaneOfTheFirst) {
+  spawn(2, [](World& world) {
+    const Uneven net, other;
+    Fsdp first(net, world.group(), {.lanes = 2}), second(other, world.group(), {.lanes = 2});
+    const StepKey key{.seed = 1, .step = 0};
+    int lanes = 0;
+    const auto run = [&] {
+      first.zero_grad();
+      second.zero_grad();
+      for (const Lane lane : first.lanes(key, second)) {
+        call(net, lane_batch(lane.index, 0), lane.index).square().mean().backward();
+        call(other, lane_batch(lane.index, 0), lane.index).square().mean().backward();
+        ++lanes;
+      }
+    };
+    second.parameters()[0].set_requires_grad(false);
+    EXPECT_THAT(message_of<ConfigError>(run), ::testing::HasSubstr("was frozen"));
+    second.parameters()[0].set_requires_grad(true);
+    run();
+    EXPECT_EQ(lanes, 1);
+  });
+}
+
 TEST(FsdpLanes, WhatIsNoFunctionOfLanesIsRefusedOnAllRanks) {
   spawn(2, [](World& world) {
     using ::testing::HasSubstr;

@@ -187,7 +187,8 @@ struct FsdpShard {
 // where they do not share a memory each of those gathers. Ranks that generate texts of different
 // length do it between unshard() and reshard(). backward() and hold() are as under Ddp (hold()
 // accumulates whole gradients, on each rank), except that where ranks gather, the losses of all
-// ranks have to depend on the same units.
+// ranks have to depend on the same units, and on the same parameters of the root unit and of units
+// that have others within.
 //
 // With ranks of one host there is one copy of the parameters, in memory that they share, and
 // nothing is gathered. A backward() that goes through a model whose parameters are all frozen ends

@@ -87,6 +87,9 @@ void Fsdp::State::after_backward(Unit& unit) {
   // Another call would need the parameters again.
   if (!unit.backward_open || unit.calls->running > 0 || unit.fired < unit.calls->live) return;
   const at::NoGradGuard no_grad;
+  // Of the rest, which these calls did not use, there is none to come. Ranks that used it have
+  // started this average before they gather the next unit.
+  if (unit.missing > 0 && !plan_.shares && !whole_) complete(unit);
   unit.backward_open = false;
   close(unit, After::Free);
   if (plan_.options.backward_prefetch == BackwardPrefetch::After) prefetch(unit, -1);
@@ -171,8 +174,8 @@ void Fsdp::State::arrived(size_t parameter) {
 }
 
 void Fsdp::State::complete(Unit& unit) {
-  unit.ready = true;
-  if (!in_pass_) return;
+  // More than once where a module around the unit is recomputed for each of its calls.
+  if (std::exchange(unit.ready, true) || !in_pass_) return;
   completed_order_.push_back(&unit);
   launch_ready();
 }
@@ -253,6 +256,7 @@ void Fsdp::State::abandon_backward() {
   for (const auto& unit : units_) {
     if (std::exchange(unit->backward_open, false)) --unit->uses;
   }
+  may_be_written_ = true;  // by the step of gradients from before, as after any backward()
 }
 
 void Fsdp::State::finish_pass() {

@@ -87,8 +87,10 @@ void Fsdp::State::publish() {
   };
   each([](const UnitFlat& flat) { flat.check_leaves(); });
   refuse_early_writes();
-  if (stale_ || is_written()) {
-    hide_unused();
+  const bool is_changed = stale_ || is_written();
+  // After a backward() that threw units may still be whole.
+  if (is_changed || may_be_written_) hide_unused();
+  if (is_changed) {
     each([](UnitFlat& flat) { flat.publish(); });
   } else if (may_be_written_) {
     // Past autograd, as by data(), which leaves no trace.

@@ -14,6 +14,7 @@ namespace lockstep::parallel {
 namespace {
 
 using torch::autograd::AccumulateGrad;
+using torch::autograd::FunctionPostHook;
 using torch::autograd::FunctionPreHook;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
@@ -23,23 +24,46 @@ bool is_inner(Node& node, uint64_t since) {
 }
 
 // One a node, for all calls that lead to it.
-class EdgeHook : public FunctionPreHook {
+class EdgeHook {
  public:
-  variable_list operator()(const variable_list& gradients) override {
-    for (const auto& [listener, edge] : listeners_) {
-      if (const auto alive = listener.lock()) alive->reach(edge);
-    }
-    return gradients;
-  }
-
   void add(std::weak_ptr<EdgeListener> listener, size_t edge) {
     std::erase_if(listeners_, [](const auto& item) { return item.first.expired(); });
     listeners_.emplace_back(std::move(listener), edge);
   }
 
+ protected:
+  void reach() const {
+    for (const auto& [listener, edge] : listeners_) {
+      if (const auto alive = listener.lock()) alive->reach(edge);
+    }
+  }
+
  private:
   std::vector<std::pair<std::weak_ptr<EdgeListener>, size_t>> listeners_;
 };
+
+class EdgePreHook : public EdgeHook, public FunctionPreHook {
+ public:
+  variable_list operator()(const variable_list& gradients) override {
+    reach();
+    return gradients;
+  }
+};
+
+class EdgePostHook : public EdgeHook, public FunctionPostHook {
+ public:
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    reach();
+    return outputs;
+  }
+};
+
+EdgeHook* find(const auto& hooks) {
+  for (const auto& hook : hooks) {
+    if (auto* ours = dynamic_cast<EdgeHook*>(hook.get())) return ours;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -79,17 +103,18 @@ bool is_made_since(const at::Tensor& tensor, uint64_t since) {
 }
 
 void watch_edge(Node& node, std::weak_ptr<EdgeListener> listener, size_t edge) {
-  // A leaf's tensor_pre_hooks() are the tensor's, and stay with it.
-  auto& hooks =
-      dynamic_cast<AccumulateGrad*>(&node) != nullptr ? node.pre_hooks() : node.tensor_pre_hooks();
-  for (const auto& hook : hooks) {
-    if (auto* ours = dynamic_cast<EdgeHook*>(hook.get())) {
-      return ours->add(std::move(listener), edge);
-    }
+  const bool is_leaf = dynamic_cast<AccumulateGrad*>(&node) != nullptr;
+  EdgeHook* known = is_leaf ? find(node.post_hooks()) : find(node.tensor_pre_hooks());
+  if (known == nullptr && is_leaf) {
+    auto hook = std::make_unique<EdgePostHook>();
+    known = hook.get();
+    node.add_post_hook(std::move(hook));
+  } else if (known == nullptr) {
+    auto hook = std::make_unique<EdgePreHook>();
+    known = hook.get();
+    node.tensor_pre_hooks().insert(node.tensor_pre_hooks().begin(), std::move(hook));
   }
-  auto hook = std::make_unique<EdgeHook>();
-  hook->add(std::move(listener), edge);
-  hooks.insert(hooks.begin(), std::move(hook));
+  known->add(std::move(listener), edge);
 }
 
 }  // namespace lockstep::parallel

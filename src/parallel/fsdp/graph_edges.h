@@ -24,12 +24,13 @@ bool is_made_since(const at::Tensor& tensor, uint64_t since);
 class EdgeListener {
  public:
   virtual ~EdgeListener() = default;
-  // Backward has come to the node, and has its whole gradient.
+  // Backward has come to the node, and has its whole gradient; a leaf's has been accumulated.
   virtual void reach(size_t edge) = 0;
 };
 
 // Calls listener->reach(edge) whenever backward comes to the node, before anything else that
-// watches the node until now. A leaf's node may last longer than the listener.
+// watches the node until now, or, of a leaf, after it. A leaf's node may last longer than the
+// listener.
 void watch_edge(torch::autograd::Node& node, std::weak_ptr<EdgeListener> listener, size_t edge);
 
 }  // namespace lockstep::parallel

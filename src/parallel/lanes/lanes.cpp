@@ -20,7 +20,12 @@ LaneTurn::LaneTurn(std::vector<std::shared_ptr<LaneListener>> listeners,
   if (plan_->open >= 0) {
     throw ConfigError("[lanes] a loop over lanes within another of the same model");
   }
-  enter();
+  try {
+    enter();
+  } catch (...) {
+    leave();  // the models that had entered it
+    throw;
+  }
 }
 
 LaneTurn::~LaneTurn() { leave(); }

@@ -82,7 +82,10 @@ void ZeroOptimizer::Parts::lay_out(bool share) {
     const Range own{flat.cuts[group.rank()], flat.cuts[group.rank() + 1]};
     for (const auto& [member, range] : flat.layout.portions(own)) {
       const size_t index = flat.members[member];
-      portions.push_back({index, range, part_of(index, range).requires_grad_()});
+      const at::Tensor leaf = part_of(index, range);
+      // Others, such as codes, have no gradient.
+      const bool may_train = leaf.is_floating_point() || leaf.is_complex();
+      portions.push_back({index, range, leaf.requires_grad_(may_train)});
     }
   }
 }

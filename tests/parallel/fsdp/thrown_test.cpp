@@ -118,6 +118,31 @@ TEST(FsdpThrown, GradientsThatHadArrivedAreGone) {
   });
 }
 
+// Of the gradients from before, by an optimizer that writes past autograd. Units that were open are
+// gathered again.
+TEST(FsdpThrown, AStepAfterItIsSeenByTheNextForward) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Tower net, usual;
+    Fsdp fsdp(net, world.group(), with_units(options, units_of<BlockImpl>(*net)));
+    Ddp ddp(usual, world.group());
+    torch::optim::SGD divided(fsdp.parameters(), 0.1), whole(usual->parameters(), 0.1);
+    tower_loss(net, world.rank(), 0).backward();
+    tower_loss(usual, world.rank(), 0).backward();
+    const auto bias = net->blocks[1]->up->bias;
+    const auto hook = bias.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+    EXPECT_THROW(tower_loss(net, world.rank(), 1).backward(), std::runtime_error);
+    bias.remove_hook(hook);
+    divided.step();
+    whole.step();
+    fsdp.zero_grad();
+    ddp.zero_grad();
+    tower_loss(net, world.rank(), 2).backward();
+    tower_loss(usual, world.rank(), 2).backward();
+    expect_same_gradients(fsdp, usual, 0);
+  });
+}
+
 // What it leaves in memory that the ranks share needs no more memory than before.
 TEST(FsdpGone, ADdpGivesEachRankParametersOfItsOwn) {
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {

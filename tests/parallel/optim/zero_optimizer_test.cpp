@@ -311,6 +311,23 @@ TEST(Zero, AModelThatWasConvertedWantsAnother) {
   }
 }
 
+// As torch::optim does, which steps what has a gradient.
+TEST(Zero, ParametersThatAreNoRealNumbersStayAsTheyAre) {
+  spawn(2, [](World& world) {
+    struct Quantized : Wide {
+      at::Tensor codes =
+          register_parameter("codes", at::arange(5000, at::kLong), /*requires_grad=*/false);
+    } net;
+    Ddp ddp(net, world.group());
+    ZeroOptimizer sgd(net.parameters(), world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)));
+    const at::Tensor before = net.first->weight.detach().clone();
+    wide_loss(net, world.rank(), 0).backward();
+    sgd.step();
+    EXPECT_TRUE(at::equal(net.codes, at::arange(5000, at::kLong)));
+    EXPECT_FALSE(at::equal(net.first->weight, before));
+  });
+}
+
 TEST(Zero, RefusesWhatItCannotDivide) {
   spawn(2, [](World& world) {
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(8, 2).sparse(true));
