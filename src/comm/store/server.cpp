@@ -183,8 +183,8 @@ void StoreServer::read_from(Client& client) {
 
 // Answers all requests that are complete.
 void StoreServer::take(Client& client, std::string_view bytes) {
-  const size_t before = client.in.size();
   client.in.append(bytes);
+  buffered_ += bytes.size();
   std::string_view left = client.in;
   try {
     // Before a client is identified, no more is buffered of it than its handshake.
@@ -197,13 +197,12 @@ void StoreServer::take(Client& client, std::string_view bytes) {
     if (!client.known && left.size() > kMostFromStranger) throw Error("a stranger");
     if (left.size() > kMostText + kMostFromStranger) throw Error("a request without end");
   } catch (const std::exception&) {
-    client.in.resize(before);  // as it was counted
     return drop(client);
   }
   if (client.gone) return;
-  const size_t rest = left.size();
-  client.in.erase(0, client.in.size() - rest);
-  buffered_ += rest - before;
+  const size_t done = client.in.size() - left.size();
+  client.in.erase(0, done);
+  buffered_ -= done;
   if (buffered_ > kMostBuffered) drop(client);
 }
 
