@@ -1,4 +1,5 @@
 // The key-value store's server and client, without libtorch: sanitizers see all of both.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -149,6 +150,15 @@ TEST_F(StoreEngine, AWaitInVainEndsAndTheConnectionStays) {
   tells.join();
   waits.set("said", "at last", in(10s));
   EXPECT_EQ(other.get({"said"}, in(10s)), std::vector<std::string>{"at last"});
+}
+
+// A program that rank 0 starts, and that goes on after its end.
+TEST_F(StoreEngine, ThePortIsNotHeldByOtherPrograms) {
+  test::LoopbackSocket socket;
+  const int fd = socket.listen().fd.get();
+  ASSERT_EQ(fcntl(fd, F_SETFD, 0), 0);  // as the launcher hands it over
+  const StoreServer serves(std::move(socket.fd));
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
 }
 
 void expect_not_awaited_in_vain(int port) {

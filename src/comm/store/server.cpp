@@ -46,6 +46,8 @@ StoreServer::StoreServer(Fd listening, std::optional<Digest> key, std::function<
       key_(std::move(key)),
       is_job_over_(std::move(is_job_over)),
       most_strangers_(most_strangers()) {
+  // A program that this process starts would hold the port after its end.
+  fcntl(listening_.get(), F_SETFD, FD_CLOEXEC);
   if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||
       !watch(listening_, EPOLLIN, &listening_)) {
     throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
