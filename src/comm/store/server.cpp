@@ -282,8 +282,12 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
           std::all_of(texts.begin(), texts.end(), [this](auto& key) { return values_.has(key); });
       return say(client, StoreMessage().number(all ? kReady : kNotReady));
     }
+    // A key that was there may have been removed since.
     case StoreQuery::Wait:
+    case StoreQuery::MultiGet:
       client.keys = texts;
+      client.barrier.clear();
+      client.gets = request.query == StoreQuery::MultiGet;
       return wait(client);
     case StoreQuery::CountKeys:
       return say(client, StoreMessage().number(static_cast<int64_t>(values_.all().size())));
@@ -292,11 +296,6 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Append:
       keep(client, [&] { values_.append(texts[0], texts[1]); });
       return;
-    case StoreQuery::MultiGet: {
-      StoreMessage values;
-      for (const std::string& key : texts) values.text(values_.at(key));
-      return say(client, values);
-    }
     case StoreQuery::MultiSet:
       keep(client, [&] {
         for (size_t i = 0; i < texts.size(); i += 2) values_.put(texts[i], texts[i + 1]);
@@ -330,6 +329,7 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Barrier:
       values_.add(texts[0], 1);
       client.barrier = texts[0];
+      client.gets = false;
       client.sum = request.number;
       return wait(client);
   }
@@ -337,8 +337,9 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
 
 bool StoreServer::is_over(const Client& client) const {
   if (client.barrier.empty()) {
-    return std::all_of(client.keys.begin(), client.keys.end(),
-                       [this](auto& key) { return values_.has(key); });
+    return std::all_of(client.keys.begin(), client.keys.end(), [&](auto& key) {
+      return client.gets ? values_.find(key) != nullptr : values_.has(key);
+    });
   }
   return values_.number(client.barrier) >= client.sum;
 }
@@ -348,9 +349,15 @@ bool StoreServer::is_over(const Client& client) const {
 void StoreServer::wait(Client& client) {
   client.waits = !is_over(client);
   if (client.waits) return;
+  StoreMessage answer;
+  if (std::exchange(client.gets, false)) {
+    for (const std::string& key : client.keys) answer.text(values_.at(key));
+  } else {
+    answer.number(kStopWaiting);
+  }
   client.keys.clear();
   client.barrier.clear();
-  say(client, StoreMessage().number(kStopWaiting));
+  say(client, answer);
 }
 
 void StoreServer::end_waits() {

@@ -52,8 +52,8 @@ class StoreServer {
     bool gone = false;
     bool full = false;     // `out` waits for the network
     bool refused = false;  // what it last set: the values are too many
-    // What it waits for: keys, or a barrier's sum.
-    bool waits = false;
+    // What it waits for: keys, of which it gets the values then, or a barrier's sum.
+    bool waits = false, gets = false;
     std::vector<std::string> keys = {};
     std::string barrier = {};
     int64_t sum = 0;
