@@ -74,9 +74,14 @@ bool StoreServer::watch(const Fd& fd, uint32_t events, const void* who) {
 }
 
 bool StoreServer::has_ended(Clock::time_point asked) const {
-  if (values_.number(std::string(kMaking)) <= 0) return true;
+  if (making_ <= 0) return true;
   const bool is_over = is_job_over_ && is_job_over_();
   return Clock::now() >= asked + (is_over ? kLingerWhenOver : kLinger);
+}
+
+void StoreServer::linger() const {
+  const auto asked = Clock::now();
+  while (!has_ended(asked)) std::this_thread::sleep_for(std::chrono::milliseconds(kLastSliceMs));
 }
 
 void StoreServer::serve() {
@@ -362,6 +367,7 @@ void StoreServer::wait(Client& client) {
 
 void StoreServer::end_waits() {
   if (!values_.take_changed()) return;
+  making_ = values_.number(std::string(kMaking));
   for (Client& client : clients_) {
     if (client.waits) wait(client);
   }
