@@ -195,6 +195,22 @@ TEST_F(StoreStranger, ATextWithoutEndIsNotKept) {
   EXPECT_EQ(client().add("count", 1, in(10s)), 1);
 }
 
+// As a rank that is killed: the server finds out in the middle of what it answers.
+TEST_F(StoreStranger, WhoBreaksOffIsDroppedAndNoOther) {
+  serve();
+  StoreClient rank = client();
+  std::string bytes = StoreMessage(StoreQuery::Validate).number(kMagic).bytes();
+  for (uint32_t i = 0; i < 3000; ++i) bytes += StoreMessage(StoreQuery::Ping).number(i).bytes();
+  for (int i = 0; i < 20; ++i) {
+    const Fd fd = raw();
+    ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    const linger at_once{1, 0};
+    setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(rank.add("count", 1, in(60s)), i + 1);
+}
+
 // The server runs in a process of its own, which is stopped for longer than a cancelled wait is
 // answered.
 TEST_F(StoreStranger, AServerThatStandsStillIsNotLost) {

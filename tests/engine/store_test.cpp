@@ -1,7 +1,9 @@
 // The key-value store's server and client, without libtorch: sanitizers see all of both.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <future>
 #include <optional>
 #include <thread>
 
@@ -149,6 +151,40 @@ TEST_F(StoreEngine, AWaitInVainEndsAndTheConnectionStays) {
   tells.join();
   waits.set("said", "at last", in(10s));
   EXPECT_EQ(other.get({"said"}, in(10s)), std::vector<std::string>{"at last"});
+}
+
+// As where two consumers wait for one key, and the first to get it removes it.
+TEST_F(StoreEngine, AKeyThatIsRemovedAfterAWaitIsWaitedForAgain) {
+  StoreClient gets = client(), other = client();
+  const uint64_t before = server_->requests();
+  auto values = std::async(std::launch::async, [&] {
+    return gets.get({"here", "again"}, in(60s));
+  });
+  while (server_->requests() == before) std::this_thread::yield();
+  other.set("here", "1", in(10s));
+  other.set("again", "2", in(10s));
+  EXPECT_THAT(values.get(), ElementsAre("1", "2"));
+  // A queue has no value.
+  EXPECT_THAT(message_of<StoreFailure>([&] {
+                const Fd fd = raw();
+                const std::string push =
+                    StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+                    StoreMessage(StoreQuery::Push).text("queue").text("1").bytes();
+                EXPECT_GT(send(fd.get(), push.data(), push.size(), MSG_NOSIGNAL), 0);
+                other.wait({"queue"}, in(60s));
+                gets.get({"queue"}, in(20ms));
+              }),
+              HasSubstr("no answer"));
+  EXPECT_EQ(gets.add("count", 1, in(60s)), 1);
+}
+
+// A program that rank 0 starts, and that goes on after its end.
+TEST_F(StoreEngine, ThePortIsNotHeldByOtherPrograms) {
+  test::LoopbackSocket socket;
+  const int fd = socket.listen().fd.get();
+  ASSERT_EQ(fcntl(fd, F_SETFD, 0), 0);  // as the launcher hands it over
+  const StoreServer serves(std::move(socket.fd));
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
 }
 
 void expect_not_awaited_in_vain(int port) {

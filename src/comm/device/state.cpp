@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/device/capture.h"
 #include "comm/device/memory.h"
 #include "comm/text.h"
 #include "core/process/thread.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -246,18 +248,21 @@ void DeviceState::watch() {
     const bool busy =
         std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return !call->over; });
     const auto now = steady_clock::now();
+    const auto stopped = standstill(now - std::exchange(last_turn_, now), kTick);
+    for (const auto& call : calls_) call->start = std::min(call->start + stopped, now);
     if (busy) last_busy_ = now;
     if (!busy) {
       // To be woken costs a call more than to be looked at some time.
       is_asleep_ = captured_.empty() && now - last_busy_ > kAwake;
       is_asleep_ ? changed_.wait(lock) : void(changed_.wait_for(lock, kTick));
       is_asleep_ = false;
+      last_turn_ = steady_clock::now();
       continue;
     }
     const Calls calls = calls_;
     lock.unlock();
     try {
-      examine(calls);
+      examine(calls, now);
     } catch (const std::exception& error) {
       // Every question is answered like that once a kernel has failed.
       const auto first =
@@ -270,7 +275,7 @@ void DeviceState::watch() {
   }
 }
 
-void DeviceState::examine(const Calls& calls) {
+void DeviceState::examine(const Calls& calls, steady_clock::time_point now) {
   DeviceCall* first = nullptr;
   for (const auto& call : calls) {
     if (call->over) continue;
@@ -286,7 +291,6 @@ void DeviceState::examine(const Calls& calls) {
     call->over = true;
   }
   if (first == nullptr) return;
-  const auto now = steady_clock::now();
   const bool late =
       now - first->start > PeerStatus::kLongWait && now - last_look_ > PeerStatus::kLongWait;
   if (late || (now - first->start > kPeek && now - last_peek_ > kPeek && peek(now))) {

@@ -31,7 +31,8 @@ struct DeviceCall {
 
   const Notice notice;
   const std::chrono::milliseconds timeout;
-  const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  // Later by the time for which this process was stopped; the watch thread's own.
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   // Keeps the memory until the device is done with it, or until the allocator knows of that.
   std::optional<Request> request;
   int64_t largest = 0;    // bytes from one rank to another, where each has sizes of its own
@@ -98,7 +99,7 @@ class DeviceState {
   void add_replay();
   void watch();
   Calls under_way();
-  void examine(const Calls& calls);
+  void examine(const Calls& calls, std::chrono::steady_clock::time_point now);
   void let_go(DeviceCall& call, const c10::Stream& stream);
   bool peek(std::chrono::steady_clock::time_point now);
   void look(DeviceCall& call);
@@ -113,8 +114,9 @@ class DeviceState {
   PeerStatus peer_status_;
   Processes processes_;
   const std::shared_ptr<DeviceComm> comm_;
-  std::chrono::steady_clock::time_point last_look_, last_peek_, last_busy_;  // the watch's own
-  std::mutex mutex_;                                                         // of what follows
+  // The watch's own.
+  std::chrono::steady_clock::time_point last_look_, last_peek_, last_busy_, last_turn_;
+  std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   Calls calls_;
   Calls captured_;

@@ -214,18 +214,23 @@ class DeviceTransport : public Transport {
   Work start(Request request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return halves_->guarded([&] {
-      if (options.device().is_cpu()) return halves_->cpu->empty(sizes, options);
+      const bool is_cpu = options.device().is_cpu();
       const c10::DeviceGuard guard(state().device());
-      refuse_capture(device(), fmt::format("[{}] empty", name()),
-                     "all ranks make such memory together: make it before");
+      if (!is_cpu) {
+        refuse_capture(device(), fmt::format("[{}] empty", name()),
+                       "all ranks make such memory together: make it before");
+      }
       // Other ranks may need this one's messages before they come to it.
       engine_->flush();
-      return engine_->ops->empty(sizes, options);
+      return is_cpu ? halves_->cpu->empty(sizes, options) : engine_->ops->empty(sizes, options);
     });
   }
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {
     if (!options.device().is_cpu()) return {};
-    return halves_->guarded([&] { return halves_->cpu->shared(sizes, options); });
+    return halves_->guarded([&] {
+      engine_->flush();  // as in empty()
+      return halves_->cpu->shared(sizes, options);
+    });
   }
   void abort_all(std::string_view why) noexcept override {
     halves_->device->abort_all(why);
@@ -291,6 +296,8 @@ int64_t DeviceTransport::compare_sizes(const Request& request, const Notice& not
                          request.what == Collective::Scatter ||
                          (request.what == Collective::AllToAll && request.outputs.size() > 1);
   if (!own_sizes) return 0;
+  // Other ranks may need this one's messages before they come here.
+  engine_->flush();
   at::Tensor sends = at::zeros({size()}, at::kLong), expects = at::zeros({size()}, at::kLong),
              all = at::zeros({size(), size()}, at::kLong);
   const auto bytes = [](const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); };

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "core/process/thread.h"
@@ -74,7 +75,8 @@ struct PeerStatus::Shared {
   Shared(Store the_store, int the_rank, std::vector<int> the_members)
       : store(std::move(the_store)), rank(the_rank), members(std::move(the_members)) {}
 
-  // Calls `talk` with what is `shared` in a thread of its own, which keeps it. The mutex is held.
+  // Calls `talk` with what is `shared` in a thread of its own, which keeps it; not where the system
+  // gives none. The mutex is held.
   template <class Talk>
   static void start(const std::shared_ptr<Shared>& shared, Talk talk);
   // Run in that thread.
@@ -129,8 +131,7 @@ void PeerStatus::Shared::await_readers(std::chrono::steady_clock::time_point end
 
 template <class Talk>
 void PeerStatus::Shared::start(const std::shared_ptr<Shared>& shared, Talk talk) {
-  shared->busy = true;
-  thread_without_signals([shared, talk] {
+  const auto body = [shared, talk] {
     try {
       talk(*shared);
     } catch (const std::exception&) {
@@ -139,7 +140,13 @@ void PeerStatus::Shared::start(const std::shared_ptr<Shared>& shared, Talk talk)
     const std::lock_guard lock(shared->mutex);
     shared->busy = false;
     shared->changed.notify_all();
-  }).detach();
+  };
+  try {
+    thread_without_signals(body).detach();
+    shared->busy = true;
+  } catch (const std::system_error&) {
+    // The others learn of this rank by other ways, at the latest at their deadlines.
+  }
 }
 
 void PeerStatus::Shared::say(const Notice& mine) {

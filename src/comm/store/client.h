@@ -42,7 +42,8 @@ class StoreClient {
   void append(std::string_view key, std::string_view value, Deadline deadline);
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view wanted,
                           Deadline deadline);
-  // The values, which must be there: after wait().
+  // The values, which must be there: after wait(). StoreServer waits for those that another client
+  // has removed since.
   std::vector<std::string> get(const std::vector<std::string>& keys, Deadline deadline);
   void wait(const std::vector<std::string>& keys, Deadline deadline);
   bool check(const std::vector<std::string>& keys, Deadline deadline);

@@ -30,7 +30,7 @@ enum class StoreQuery : uint8_t {
   CountKeys,    // int64
   Delete,       // key; int64: how many were deleted
   Append,       // key, value; no answer
-  MultiGet,     // uint64 count, keys; as many texts
+  MultiGet,     // uint64 count, keys; as many texts. StoreServer's answer comes once all are there
   MultiSet,     // uint64 count, keys each with its value; no answer
   CancelWait,   // byte kWaitCancelled; for the Wait before it there may be kStopWaiting before that
   Ping,         // uint32; the same uint32. StoreServer's answer is its complement after a Set for

@@ -46,6 +46,8 @@ StoreServer::StoreServer(Fd listening, std::optional<Digest> key, std::function<
       key_(std::move(key)),
       is_job_over_(std::move(is_job_over)),
       most_strangers_(most_strangers()) {
+  // A program that this process starts would hold the port after its end.
+  fcntl(listening_.get(), F_SETFD, FD_CLOEXEC);
   if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||
       !watch(listening_, EPOLLIN, &listening_)) {
     throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
@@ -72,9 +74,14 @@ bool StoreServer::watch(const Fd& fd, uint32_t events, const void* who) {
 }
 
 bool StoreServer::has_ended(Clock::time_point asked) const {
-  if (values_.number(std::string(kMaking)) <= 0) return true;
+  if (making_ <= 0) return true;
   const bool is_over = is_job_over_ && is_job_over_();
   return Clock::now() >= asked + (is_over ? kLingerWhenOver : kLinger);
+}
+
+void StoreServer::linger() const {
+  const auto asked = Clock::now();
+  while (!has_ended(asked)) std::this_thread::sleep_for(std::chrono::milliseconds(kLastSliceMs));
 }
 
 void StoreServer::serve() {
@@ -183,8 +190,8 @@ void StoreServer::read_from(Client& client) {
 
 // Answers all requests that are complete.
 void StoreServer::take(Client& client, std::string_view bytes) {
-  const size_t before = client.in.size();
   client.in.append(bytes);
+  buffered_ += bytes.size();
   std::string_view left = client.in;
   try {
     // Before a client is identified, no more is buffered of it than its handshake.
@@ -197,13 +204,12 @@ void StoreServer::take(Client& client, std::string_view bytes) {
     if (!client.known && left.size() > kMostFromStranger) throw Error("a stranger");
     if (left.size() > kMostText + kMostFromStranger) throw Error("a request without end");
   } catch (const std::exception&) {
-    client.in.resize(before);  // as it was counted
     return drop(client);
   }
   if (client.gone) return;
-  const size_t rest = left.size();
-  client.in.erase(0, client.in.size() - rest);
-  buffered_ += rest - before;
+  const size_t done = client.in.size() - left.size();
+  client.in.erase(0, done);
+  buffered_ -= done;
   if (buffered_ > kMostBuffered) drop(client);
 }
 
@@ -281,8 +287,12 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
           std::all_of(texts.begin(), texts.end(), [this](auto& key) { return values_.has(key); });
       return say(client, StoreMessage().number(all ? kReady : kNotReady));
     }
+    // A key that was there may have been removed since.
     case StoreQuery::Wait:
+    case StoreQuery::MultiGet:
       client.keys = texts;
+      client.barrier.clear();
+      client.gets = request.query == StoreQuery::MultiGet;
       return wait(client);
     case StoreQuery::CountKeys:
       return say(client, StoreMessage().number(static_cast<int64_t>(values_.all().size())));
@@ -291,11 +301,6 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Append:
       keep(client, [&] { values_.append(texts[0], texts[1]); });
       return;
-    case StoreQuery::MultiGet: {
-      StoreMessage values;
-      for (const std::string& key : texts) values.text(values_.at(key));
-      return say(client, values);
-    }
     case StoreQuery::MultiSet:
       keep(client, [&] {
         for (size_t i = 0; i < texts.size(); i += 2) values_.put(texts[i], texts[i + 1]);
@@ -329,6 +334,7 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Barrier:
       values_.add(texts[0], 1);
       client.barrier = texts[0];
+      client.gets = false;
       client.sum = request.number;
       return wait(client);
   }
@@ -336,8 +342,9 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
 
 bool StoreServer::is_over(const Client& client) const {
   if (client.barrier.empty()) {
-    return std::all_of(client.keys.begin(), client.keys.end(),
-                       [this](auto& key) { return values_.has(key); });
+    return std::all_of(client.keys.begin(), client.keys.end(), [&](auto& key) {
+      return client.gets ? values_.find(key) != nullptr : values_.has(key);
+    });
   }
   return values_.number(client.barrier) >= client.sum;
 }
@@ -347,13 +354,20 @@ bool StoreServer::is_over(const Client& client) const {
 void StoreServer::wait(Client& client) {
   client.waits = !is_over(client);
   if (client.waits) return;
+  StoreMessage answer;
+  if (std::exchange(client.gets, false)) {
+    for (const std::string& key : client.keys) answer.text(values_.at(key));
+  } else {
+    answer.number(kStopWaiting);
+  }
   client.keys.clear();
   client.barrier.clear();
-  say(client, StoreMessage().number(kStopWaiting));
+  say(client, answer);
 }
 
 void StoreServer::end_waits() {
   if (!values_.take_changed()) return;
+  making_ = values_.number(std::string(kMaking));
   for (Client& client : clients_) {
     if (client.waits) wait(client);
   }

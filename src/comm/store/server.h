@@ -25,7 +25,8 @@ class StoreServer {
  public:
   // Of what has been read or is to be sent, for all clients.
   static constexpr size_t kMostBuffered = size_t{256} << 20;
-  // How long its destructor serves on for ranks that form a group, and when the job is over.
+  // How long linger() and the destructor wait for ranks that form a group, and when the job is
+  // over.
   static constexpr std::chrono::milliseconds kLinger{5000}, kLingerWhenOver{200};
 
   // Serves the clients that connect to `listening` until it is destroyed; the destructor waits
@@ -40,6 +41,8 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
   const std::optional<Digest>& key() const { return key_; }
+  // Blocks until no rank is still forming a group, kLinger at most.
+  void linger() const;
   // Answered so far.
   uint64_t requests() const { return requests_; }
 
@@ -52,8 +55,8 @@ class StoreServer {
     bool gone = false;
     bool full = false;     // `out` waits for the network
     bool refused = false;  // what it last set: the values are too many
-    // What it waits for: keys, or a barrier's sum.
-    bool waits = false;
+    // What it waits for: keys, of which it gets the values then, or a barrier's sum.
+    bool waits = false, gets = false;
     std::vector<std::string> keys = {};
     std::string barrier = {};
     int64_t sum = 0;
@@ -78,6 +81,7 @@ class StoreServer {
   void end_waits();
 
   std::atomic<uint64_t> requests_ = 0;
+  std::atomic<int64_t> making_ = 0;  // what Store::Making counts
   const Fd listening_;
   const Fd stop_;  // an eventfd
   const Fd events_;

@@ -215,6 +215,10 @@ Store::Making::Making(Store store, int64_t ranks) : store_(std::move(store)) {
   store_.announce(ranks);
 }
 
+void Store::linger() const {
+  if (server_) server_->linger();
+}
+
 uint64_t Store::requests() const { return server_ ? server_->requests() : 0; }
 
 Store Store::prefix(const std::string& name) const {

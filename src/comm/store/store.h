@@ -78,6 +78,9 @@ class Store {
   // The same for c10d's groups.
   c10::intrusive_ptr<c10d::Store> for_c10d() const;
 
+  // Where this process serves, blocks as long as ranks make a group: five seconds at most.
+  void linger() const;
+
   // Requests that the server has answered, where this process serves; 0 elsewhere.
   uint64_t requests() const;
 

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
+#include <utility>
 
 #include "comm/device/device.h"
 #include "comm/gloo/transport.h"
@@ -18,6 +20,7 @@
 #include "comm/world/rendezvous.h"
 #include "core/network/address.h"
 #include "core/process/descriptors.h"
+#include "core/process/own_process.h"
 #include "core/process/standard_streams.h"
 #include "core/security/token.h"
 #include "lockstep/core/environment.h"
@@ -29,6 +32,11 @@
 namespace lockstep::comm {
 
 struct World::State {
+  // The server is kept beyond this, and a process may end without destroying it (_exit()).
+  ~State() {
+    if (store) store->linger();
+  }
+
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -91,7 +99,13 @@ Store meet_at_store(const Place& place, const WorldOptions& world) {
     took_socket = options.listen_fd.has_value();
   }
   survive_broken_connections();
-  return Store::connect(options);
+  // Kept until the process exits: a rank that is ahead asks for the next world while this one is
+  // still in the last.
+  static std::optional<std::pair<std::optional<Digest>, Store>> kept;
+  if (options.server && kept && kept->first != options.key) kept.reset();
+  Store store = Store::connect(options);
+  if (options.server) kept.emplace(options.key, store);
+  return store;
 }
 
 std::string attempt(const Place& place) {
@@ -182,7 +196,7 @@ World World::from_env(WorldOptions options) {
   const auto seconds = [start] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  auto state = std::make_shared<State>();
+  const auto state = not_for_children(std::make_shared<State>());
   state->rank = place.rank;
   state->size = place.size;
   const Store store = meet_at_store(place, options);
@@ -195,7 +209,7 @@ World World::from_env(WorldOptions options) {
     state->group =
         Group(make_gloo_transport(python_group_keys(store), place.rank, place.size,
                                   {.timeout = options.timeout, .peers = GlooPeers::Python}));
-    return World(std::move(state));
+    return World(state);
   }
 
   const Store own = store.prefix(attempt(place));
@@ -216,7 +230,7 @@ World World::from_env(WorldOptions options) {
   state->is_encrypted = connection.is_encrypted;
   state->device = connection.device;
   state->group = std::move(connection.group);
-  const World world(std::move(state));
+  const World world(state);
   log::info(fmt::format("{}; connected after {:.2f} s", world.describe(), seconds()));
   return world;
 }

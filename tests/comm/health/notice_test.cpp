@@ -1,9 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <system_error>
+#include <thread>
 
 #include "comm/health/diagnosis.h"
 #include "comm/health/peer_status.h"
 #include "comm/host/interfaces.h"
+#include "support/loopback.h"
+#include "support/spawn.h"
 
 namespace lockstep::comm {
 namespace {
@@ -55,6 +62,35 @@ TEST(Diagnosis, QuotesTheDeadlineOfARankInTheSameCall) {
                 "is in it, too");
   EXPECT_THAT(diagnosis.end(mine, late.reason, {std::nullopt, late, late}),
               testing::HasSubstr("all other ranks are in it, too"));
+}
+
+TEST(PeerStatus, GoesWithoutWhereTheSystemGivesNoThread) {
+  test::isolated([] {
+    using namespace std::chrono_literals;
+    test::LoopbackSocket socket;
+    const Store store = Store::connect({.host = "127.0.0.1",
+                                        .port = socket.port,
+                                        .server = true,
+                                        .timeout = 60s,
+                                        .listen_fd = socket.listen().fd.release()});
+    PeerStatus status(store.clone(60s), 0, {0, 1});
+    // The limit does not hold for root.
+    if (geteuid() == 0) {
+      ASSERT_EQ(setuid(65534), 0);
+    }
+    rlimit threads{};
+    ASSERT_EQ(getrlimit(RLIMIT_NPROC, &threads), 0);
+    const rlimit none{1, threads.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NPROC, &none), 0);
+    ASSERT_THROW(std::thread([] {}).detach(), std::system_error);
+    EXPECT_FALSE(status.peek());
+    status.post(notice(1, "barrier"));
+    EXPECT_EQ(status.exchange(notice(1, "barrier"), 0ms).size(), 2U);
+    // Nor does that stay so.
+    ASSERT_EQ(setrlimit(RLIMIT_NPROC, &threads), 0);
+    status.post(notice(1, "barrier"));
+    EXPECT_NE(store.get("lockstep/notice/0", 60s), "");
+  });
 }
 
 TEST(NetAddress, FindsTheAddressTowardsAHostWithoutItsName) {

@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/store/store.h"
 #include "core/files/fd.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -161,6 +162,29 @@ TEST(World, ASecondOneMeetsTheSecondOnesOfTheOthers) {
     first.group().all_reduce(data).wait();
     EXPECT_EQ(data.item<float>(), 4);
   });
+}
+
+// Rank 0, which serves the store, leaves its first world when rank 1 has asked for the second.
+TEST(World, TheNextOneIsMetByARankThatIsAhead) {
+  for (const char* backend : {"shm", "tcp", "gloo"}) {
+    spawn_bare(2,
+               [](int rank) {
+                 {
+                   const World first = World::from_env();
+                   first.group().barrier().wait();
+                   if (rank == 0) {
+                     const int port = std::atoi(std::getenv("MASTER_PORT"));
+                     Store::connect({.host = "127.0.0.1", .port = port})
+                         .wait({"lockstep/job/0/1/members/come"}, 60s);
+                   }
+                 }
+                 const World second = World::from_env();
+                 at::Tensor data = at::ones({1});
+                 second.group().all_reduce(data).wait();
+                 EXPECT_EQ(data.item<float>(), 2);
+               },
+               {.backend = backend});
+  }
 }
 
 TEST(World, TheLongestTimeoutIsNone) {

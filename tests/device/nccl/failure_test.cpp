@@ -1,9 +1,11 @@
 // What ranks with devices say when one of them is lost, late or wrong.
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <string>
 #include <thread>
 
 #include "device/nccl/of_one.h"
@@ -85,6 +87,29 @@ TEST(NcclFailure, TheDeadlineNamesTheRankThatStaysAway) {
                 AllOf(HasSubstr("all_reduce #1 (bucket 3, sum, float32 x 8)"),
                       HasSubstr("rank 2 did not answer: it is outside this group's calls"),
                       AnyOf(HasSubstr("timed out after 1.5 s"), HasSubstr("was aborted"))));
+  });
+}
+
+// As by Ctrl-Z and `fg`: for longer than the call would wait.
+TEST(NcclFailure, ARankThatIsStoppedCountsNotAsWaiting) {
+  spawn_on_device(2, [](World& world) {
+    const auto pids = world.group().all_gather_bytes(std::to_string(getpid()));
+    const at::Tensor data = ones_there(world, 4);
+    const CallOptions options{.timeout = 3s};
+    if (world.rank() == 0) {
+      Work work = world.group().all_reduce(data, ReduceOp::Sum, options);
+      world.store().set("begun", "");
+      work.wait();
+    } else {
+      world.store().wait({"begun"});
+      kill(std::stoi(pids[0]), SIGSTOP);
+      std::this_thread::sleep_for(4s);
+      kill(std::stoi(pids[0]), SIGCONT);
+      std::this_thread::sleep_for(300ms);  // in which it would give up
+      world.group().all_reduce(data, ReduceOp::Sum, options).wait();
+    }
+    EXPECT_EQ(data.cpu().sum().item<float>(), 8);
+    world.group().barrier().wait();
   });
 }
 

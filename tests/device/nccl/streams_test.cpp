@@ -139,6 +139,34 @@ TEST(NcclStreams, CallsForCpuAndDeviceMayBeMixed) {
   });
 }
 
+// Messages are put off, but not beyond what waits for ranks that may need them first.
+TEST(NcclStreams, AMessageGoesBeforeACallInWhichTheHostWaits) {
+  spawn_on_device(2, [](World& world) {
+    const Group& group = world.group();
+    const auto expect_sent_before = [&](const auto& call) {
+      const at::Tensor data = at::full({4}, world.rank() + 1.0f).to(world.device());
+      if (world.rank() == 0) {
+        Work sent = group.send(data, 1);
+        call();
+        sent.wait();
+      } else {
+        group.recv(data, 0).wait();
+        EXPECT_EQ(data.cpu().sum().item<float>(), 4);  // the host waits for the message
+        call();
+      }
+    };
+    expect_sent_before([&] {
+      const at::Tensor part = at::ones({world.rank() + 1}).to(world.device());
+      std::vector<at::Tensor> parts;
+      for (int r = 0; world.rank() == 0 && r < 2; ++r)
+        parts.push_back(at::zeros({r + 1}).to(world.device()));
+      group.gather(parts, part).wait();
+    });
+    expect_sent_before([&] { (void)group.empty({4}, at::kCPU); });
+    expect_sent_before([&] { (void)group.shared({4}); });
+  });
+}
+
 TEST(NcclStreams, GroupMemoryIsRegistered) {
   spawn_on_device(2, [](World& world) {
     void* library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
