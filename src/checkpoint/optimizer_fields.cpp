@@ -99,7 +99,8 @@ std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& op
   throw ConfigError(fmt::format(
       "[checkpoint] an optimizer of class {} cannot be tracked: torch's Adam, AdamW, SGD, RMSprop "
       "and Adagrad can, and what is derived from them, and a ZeroOptimizer. For another, write a "
-      "function stateful() beside it, and track it as an object of its own class",
+      "function stateful() beside it (docs/resuming.md), and track it as an object of its own "
+      "class",
       c10::demangle(typeid(optimizer).name())));
 }
 

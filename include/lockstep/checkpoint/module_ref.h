@@ -32,12 +32,16 @@ class ModuleRef {
   // Both throw ConfigError when there is no module inside.
   template <std::derived_from<torch::nn::Module> M>
   ModuleRef(const std::shared_ptr<M>& module)  // NOLINT(google-explicit-constructor)
-      : ModuleRef(checked(module.get())) {}
+      : ModuleRef(checked(module.get())) {
+    if (is_owned_) return;  // else its class may have an enable_shared_from_this of its own
+    owner_ = module;
+    is_owned_ = !owner_.expired();
+  }
   // What TORCH_MODULE makes.
   template <class Contained>
   ModuleRef(
       const torch::nn::ModuleHolder<Contained>& holder)  // NOLINT(google-explicit-constructor)
-      : ModuleRef(checked(holder.is_empty() ? nullptr : holder.get())) {}
+      : ModuleRef(holder.is_empty() ? nullptr : holder.ptr()) {}
 
   // In the order of registration, a tensor that has two names twice. Undefined ones are left out.
   NamedTensors parameters() const;

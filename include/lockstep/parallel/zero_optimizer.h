@@ -37,8 +37,9 @@ struct ZeroOptions {
 // put there is refused by the next step, and only another ZeroOptimizer begins without a state.
 //
 // Bits are those of the same optimizer over whole parameters, if it treats every element by itself
-// (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
-// all ranks, as Ddp leaves them. A parameter that a group lists twice is updated once.
+// (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Of a class of another origin
+// that cannot be known: rank 0 warns of it. Gradients must be the same on all ranks, as Ddp leaves
+// them. A parameter that a group lists twice is updated once.
 //
 // Each rank has parameters of its own, which all ranks may change in the same way between two steps
 // (clamp_(), an average over time, loading a checkpoint). If one rank alone

@@ -80,8 +80,11 @@ void check(const Model& model, const Group& group, const DdpOptions& options,
   if (complaint.empty() && model.trainable().empty()) {
     complaint = fmt::format(
         "none of the module's {} parameters requires a gradient: there is nothing to average, so "
-        "train without Ddp or unfreeze some",
-        model.parameters.size());
+        "train without Ddp or unfreeze some{}",
+        model.parameters.size(),
+        model.parameters.empty() ? ". Layers that are plain members have to be registered by "
+                                   "register_module(), so that the module has their parameters"
+                                 : "");
   }
   if (complaint.empty() && (group.size() > 1 || options.lanes > 0)) {
     complaint = rewritten_by_forward(model);

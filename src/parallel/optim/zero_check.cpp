@@ -3,6 +3,12 @@
 #include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -15,6 +21,7 @@
 #include "checkpoint/part_of.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/reducer/accumulator.h"
@@ -129,6 +136,21 @@ std::string option_text(const checkpoint::Value& value) {
   return std::visit([](const auto& one) { return fmt::format("{}", one); }, value);
 }
 
+// What a class other than libtorch's makes of a parameter's part cannot be known.
+void warn_of_parts(const torch::optim::Optimizer& inner, const Group& group) {
+  using namespace torch::optim;
+  const auto is_a = [&]<class... Kinds>() {
+    return (... || (dynamic_cast<const Kinds*>(&inner) != nullptr));
+  };
+  if (group.rank() != 0 || is_a.operator()<Adam, AdamW, SGD, RMSprop, Adagrad, LBFGS>()) return;
+  log::warn(fmt::format(
+      "[zero] {} gets parts of the parameters, which have one dimension: the result is that of the "
+      "whole optimizer only if it treats every element by itself, and another one, without an "
+      "error, if it looks at a parameter's dimensions, mean or norm (centralised gradients, LAMB, "
+      "LARS, Muon, Shampoo): use such a one as it is",
+      c10::demangle(typeid(inner).name())));
+}
+
 }  // namespace
 
 // Sharded parameters move to memory of their own.
@@ -174,7 +196,10 @@ void check_same_options(const torch::optim::Optimizer& inner, const torch::optim
   }
   const auto found =
       first_other(group.all_gather_bytes(mine, {.label = "zero: comparing options"}));
-  if (!found) return;
+  if (!found) {
+    warn_of_parts(inner, group);
+    return;
+  }
   throw ConfigError(
       fmt::format("[zero] the ranks' optimizers differ: rank 0 has {}, rank {} has {}. Each rank "
                   "updates a part of the parameters for all: give all the same options",

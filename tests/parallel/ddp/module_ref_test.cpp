@@ -51,6 +51,27 @@ TEST(ModuleRef, ALayerOfTorch) {
   });
 }
 
+// Two classes in it have a pointer to their owner, of which make_shared() then sets neither.
+struct OwnedTwiceImpl : Mlp, std::enable_shared_from_this<OwnedTwiceImpl> {};
+TORCH_MODULE(OwnedTwice);
+
+TEST(ModuleRef, ItKnowsThatASharedModuleIsGoneAlsoOfAClassThatHidesItsOwner) {
+  auto shared = std::make_shared<OwnedTwiceImpl>();
+  ASSERT_TRUE(static_cast<torch::nn::Module&>(*shared).weak_from_this().expired());
+  const ModuleRef by_pointer(shared);
+  EXPECT_FALSE(by_pointer.has_expired());
+  shared.reset();
+  EXPECT_TRUE(by_pointer.has_expired());
+  OwnedTwice holder;
+  const ModuleRef by_holder(holder);
+  EXPECT_FALSE(by_holder.has_expired());
+  holder = OwnedTwice(nullptr);
+  EXPECT_TRUE(by_holder.has_expired());
+  // A pointer that owns nothing says nothing.
+  Mlp net;
+  EXPECT_FALSE(ModuleRef(std::shared_ptr<Mlp>(std::shared_ptr<void>(), &net)).has_expired());
+}
+
 TEST(ModuleRef, AnEmptyHolderIsRefused) {
   spawn(1, [](World& world) {
     HeldNet holder{nullptr};

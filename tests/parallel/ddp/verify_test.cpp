@@ -120,6 +120,19 @@ TEST(Verify, NothingTrainableIsRefusedInAGroupOfOneToo) {
   });
 }
 
+struct Unregistered : torch::nn::Module {
+  torch::nn::Linear layer{2, 2};
+};
+
+TEST(Verify, AModuleWithoutParametersMayHaveLayersThatAreNotRegistered) {
+  spawn(1, [](World& world) {
+    Unregistered net;
+    EXPECT_THAT(message_of<ConfigError>([&] { Ddp(net, world.group()); }),
+                AllOf(HasSubstr("none of the module's 0 parameters requires a gradient"),
+                      HasSubstr("register_module()")));
+  });
+}
+
 TEST(Verify, B11_BucketsOfNoBytesAreRefused) {
   spawn(1, [](World& world) {
     Mlp net;

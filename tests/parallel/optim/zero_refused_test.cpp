@@ -56,6 +56,34 @@ TEST(ZeroRanksDiffer, ParametersInAnotherOrderOrOneLess) {
   });
 }
 
+// A class of the program's own: what it makes of a part of a parameter cannot be known.
+struct Centralised : torch::optim::Optimizer {
+  Centralised(std::vector<torch::optim::OptimizerParamGroup> groups, SGDOptions options)
+      : Optimizer(std::move(groups), std::make_unique<SGDOptions>(options)) {}
+  at::Tensor step(LossClosure) override { return {}; }
+};
+
+TEST(ZeroMade, AnOptimizerOfAnotherClassIsWarnedOf) {
+  spawn(2, [](World& world) {
+    auto net = two_layers();
+    const auto said = [&](const Group& group, const ZeroOptimizer::Make& make) {
+      ::testing::internal::CaptureStderr();
+      const ZeroOptimizer zero_optimizer(net->parameters(), group, make);
+      return ::testing::internal::GetCapturedStderr();
+    };
+    const auto own = said(world.group(), zero<Centralised>(SGDOptions(0.1)));
+    if (world.rank() == 0) {
+      EXPECT_THAT(own, AllOf(HasSubstr("Centralised gets parts of the parameters"),
+                             HasSubstr("treats every element by itself")));
+    } else {
+      EXPECT_EQ(own, "");
+    }
+    EXPECT_EQ(said(world.group(), zero<FusedSGD>(SGDOptions(0.1))), "");
+    // One rank has whole parameters.
+    EXPECT_EQ(said(Group(), zero<Centralised>(SGDOptions(0.1))), "");
+  });
+}
+
 TEST(ZeroMade, WhatTheFunctionThrowsOnOneRankIsThrownOnAll) {
   spawn(2, [](World& world) {
     auto net = two_layers();
