@@ -179,7 +179,7 @@ void Reducer::arrived(size_t parameter) {
 
 // Collectives that a backward() left in flight when it threw still write to the buckets.
 void Reducer::finish_abandoned() {
-  for (auto& work : works_) work.wait();
+  for (auto& work : works_) std::exchange(work, {}).wait();
   works_.clear();
 }
 
@@ -251,7 +251,7 @@ void Reducer::drive() {
 
 void Reducer::wait_for_works() {
   for (size_t i = 0; i < works_.size(); ++i) {
-    works_[i].wait();
+    std::exchange(works_[i], {}).wait();
     if (i >= completed_) clock_.over(i);
   }
   works_.clear();
@@ -298,7 +298,7 @@ void Reducer::finish_pass() {
   join_.end_step();
   if (!shadows_) join_.refuse_uneven(clock_.count());
   check_same();
-  if (fingerprint_every_ > 0 && pass_ % fingerprint_every_ == 0) {
+  if (fingerprint_every_ > 0 && !quiet_ && pass_ % fingerprint_every_ == 0) {
     log::info(fmt::format("[ddp] Ddp {}, pass {}: parameters and buffers {:016x}", caller_, pass_,
                           fingerprint(module_.model().tensors())));
   }
