@@ -124,8 +124,9 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
     return gradient;
   }
   // One pass over the gradient: no memory to clear, nothing to add to.
-  const at::Tensor& view = buckets_.view(parameter);
   if (!fits(gradient, parameter)) return gradient;  // finish() finds the module converted
+  if (held) buckets_.make_room(parameter);          // one hold() may last for several backward()
+  const at::Tensor& view = buckets_.view(parameter);
   copy_into(view, gradient);
   item.tensor.mutable_grad() = view;
   return {};
