@@ -13,6 +13,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/metrics.h"
 #include "parallel/ddp/attached_module.h"
 #include "parallel/ddp/buffers/buffers.h"
 #include "parallel/ddp/consistency/fingerprint.h"
@@ -318,7 +319,15 @@ void Ddp::join(const JoinOptions& options) {
 
 bool Ddp::shadow() {
   if (!state_->reducer) return false;
-  return state_->gate ? state_->gate->shadow() : state_->reducer->shadow();
+  if (!state_->gate) return state_->reducer->shadow();
+  state_->gate->shadow();
+  average_held();
+  return false;
+}
+
+void Ddp::average_held() {
+  if (!state_->reducer || !any_rank(!state_->reducer->held().empty(), state_->group)) return;
+  state_->reducer->shadow();
 }
 
 void Ddp::leave() {
