@@ -250,6 +250,8 @@ class Ddp : public Joinable {
   // A Join that names `first` before all others is about to call join(). Throws ConfigError when
   // this one's group has a rank that the first one's has not.
   void begin_join(const Ddp& first);
+  // No rank has a batch: averages what some have accumulated under hold(). Every rank calls it.
+  void average_held();
   void check_lanes(int64_t of_step) const;
   std::vector<std::shared_ptr<LaneListener>> listeners_of(
       const std::vector<const Ddp*>& ddps) const;

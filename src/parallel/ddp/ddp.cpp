@@ -13,6 +13,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/metrics.h"
 #include "parallel/ddp/attached_module.h"
 #include "parallel/ddp/buffers/buffers.h"
 #include "parallel/ddp/consistency/fingerprint.h"
@@ -51,10 +52,11 @@ void check(const DdpOptions& options, const Group& group) {
 }
 
 // What keeps this rank alone from attaching to a module that all ranks have; empty when nothing
-// does.
-std::string shared_with_another(const Model& model) {
+// does. `own`: what refresh() is to replace.
+std::string shared_with_another(const Model& model, const GradientListener* own) {
   for (const auto& item : model.parameters) {
-    if (Accumulator::listener_of(item.tensor) == nullptr) continue;
+    const GradientListener* listener = Accumulator::listener_of(item.tensor);
+    if (listener == nullptr || listener == own) continue;
     return fmt::format(
         "parameter '{}' belongs to another Ddp already, which would average its gradient too: "
         "destroy that one first, or name the parameter in DdpOptions::ignore",
@@ -122,11 +124,22 @@ struct Ddp::State {
   // With the buffers that the module has now.
   const Model& model();
 
+  // Throws on all ranks unless all can attach to it. Then its parameters are this rank's own.
+  void check(const AttachedModule& now) const;
   void attach();
   void attach_hook(const Model& model) const;
   // In the place that it has.
   void begin_join();
 };
+
+void Ddp::State::check(const AttachedModule& now) const {
+  std::string complaint = shared_with_another(now.model(), reducer.get());
+  if (complaint.empty() && plan)
+    complaint = unfit_for_lanes(now.model(), lane_options(options), now.module());
+  parallel::check(now.model(), group, options, std::move(complaint));
+  // All ranks are here, and none writes to what an Fsdp has left in common any more.
+  if (group.size() > 1) take_own_copies(now.module().parameters());
+}
 
 // The hook's restored state may fit on some ranks only.
 void Ddp::State::attach_hook(const Model& model) const {
@@ -189,13 +202,7 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   materialize(module);
   if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
   state_ = std::make_unique<State>(module, group, std::move(options));
-  const Model& model = state_->module.model();
-  std::string complaint = shared_with_another(model);
-  if (complaint.empty() && state_->plan)
-    complaint = unfit_for_lanes(model, lane_options(state_->options), module);
-  check(model, group, state_->options, std::move(complaint));
-  // All ranks are here, and none writes to what an Fsdp has left in common any more.
-  if (group.size() > 1) take_own_copies(module.parameters());
+  state_->check(state_->module);
   if (state_->plan) begin_lanes(group, lane_options(state_->options));
   // What a hook carries is of the parameters that it was attached to last.
   if (const auto& hook = state_->options.hook; hook && PassQueue::of(group)->has(*hook)) {
@@ -214,11 +221,11 @@ Ddp::Ddp(Ddp&&) noexcept = default;
 
 void Ddp::refresh() {
   const c10::InferenceMode normal(false);  // what is made here is trained outside of it, too
+  if (state_->module.module().has_expired())
+    throw ConfigError("[ddp] refresh() of a module that was destroyed: keep it as long as the Ddp");
+  materialize(state_->module.module());
   AttachedModule now(state_->module.module(), state_->module.notes());
-  std::string complaint;
-  if (state_->plan)
-    complaint = unfit_for_lanes(now.model(), lane_options(state_->options), now.module());
-  check(now.model(), state_->group, state_->options, std::move(complaint));
+  state_->check(now);
   state_->attach_hook(now.model());
   const auto held = state_->reducer ? state_->reducer->held() : std::vector<std::string>();
   state_->accumulators.clear();
@@ -315,7 +322,15 @@ void Ddp::join(const JoinOptions& options) {
 
 bool Ddp::shadow() {
   if (!state_->reducer) return false;
-  return state_->gate ? state_->gate->shadow() : state_->reducer->shadow();
+  if (!state_->gate) return state_->reducer->shadow();
+  state_->gate->shadow();
+  average_held();
+  return false;
+}
+
+void Ddp::average_held() {
+  if (!state_->reducer || !any_rank(!state_->reducer->held().empty(), state_->group)) return;
+  state_->reducer->shadow();
 }
 
 void Ddp::leave() {

@@ -161,6 +161,56 @@ TEST(DdpGradients, ThoseThatAreKeptKeepTheirValues) {
   }
 }
 
+// Also where several backward() come under one hold().
+TEST(DdpGradients, ThoseThatAreKeptOrGivenAwayWithinOneHold) {
+  spawn(2, [](World& world) {
+    torch::nn::Module net;
+    const at::Tensor a = net.register_parameter("a", torch::ones({100}));
+    const at::Tensor b = net.register_parameter("b", torch::ones({100}));
+    Ddp ddp(net, world.group());
+    at::Tensor kept;
+    {
+      auto hold = ddp.hold();
+      (a * 2).sum().backward();
+      kept = a.grad();
+      ddp.zero_grad();
+      (a * 3).sum().backward();
+      b.mutable_grad() = a.grad();
+      a.mutable_grad().reset();
+      (a * 5).sum().backward();
+    }
+    b.sum().backward();
+    expect_equal({kept, a.grad(), b.grad()},
+                 {at::full({100}, 2.0), at::full({100}, 5.0), at::full({100}, 4.0)});
+  });
+}
+
+// It has the memory of what it is the conjugate of.
+TEST(DdpGradients, AConjugateInTheirPlaceIsCopiedIn) {
+  spawn(2, [](World& world) {
+    const auto train = [](torch::nn::Module& net, int rank) {
+      const at::Tensor c = net.parameters()[0];
+      const auto loss = [&](double re, double im) {
+        const at::Tensor by = at::complex(at::full({10}, re), at::full({10}, im * (rank + 1)));
+        return at::real(c * by).sum();
+      };
+      loss(1, 2).backward();
+      c.mutable_grad() = c.grad().conj();
+      loss(3, 4).backward();
+      return c.grad();
+    };
+    const auto make = [] {
+      auto net = std::make_shared<torch::nn::Module>();
+      net->register_parameter("c", torch::ones({10}, at::kComplexFloat));
+      return net;
+    };
+    const auto one = make(), other = make(), mine = make();
+    const at::Tensor want = (train(*one, 0) + train(*other, 1)) / 2;
+    Ddp ddp(*mine, world.group());
+    expect_equal({train(*mine, world.rank())}, {want.resolve_conj()});
+  });
+}
+
 TEST(DdpGradients, ThoseOfAnotherModelKeepTheirValues) {
   spawn(2, [](World& world) {
     torch::nn::Module net, other;

@@ -307,6 +307,23 @@ TEST(Join, HeldMicroBatchesOfAllRanksAreAveragedButAreNoStep) {
   });
 }
 
+TEST(Join, HeldMicroBatchesOfASecondModelAreAveragedToo) {
+  spawn(2, [](World& world) {
+    Mlp net, other(1);
+    Ddp first(net, world.group()), second(other, world.group());
+    Join join({first, second});
+    {
+      const auto hold = first.hold(), hold_second = second.hold();
+      (square_loss(net, world.rank()) + square_loss(other, world.rank())).backward();
+    }
+    join.finish();
+    expect_equal(gradients(net), average_gradients(2, make_mlp, square_loss_of_mlp));
+    expect_equal(gradients(other),
+                 average_gradients(
+                     2, [] { return std::make_shared<Mlp>(1); }, square_loss_of_mlp));
+  });
+}
+
 struct SyncNormed : torch::nn::Module {
   explicit SyncNormed(const Group& group) {
     norm = register_module("norm", SyncBatchNorm1d(torch::nn::BatchNormOptions(6), group));
@@ -336,6 +353,22 @@ TEST(Join, B43_SyncBatchNormToldThatARankHasRunOut) {
       EXPECT_EQ(done, 2);
     });
   }
+}
+
+TEST(Join, HeldMicroBatchesThroughSyncBatchNormAreAveragedToo) {
+  spawn(2, [](World& world) {
+    SyncNormed net(world.group().split(0));
+    Ddp ddp(net, world);
+    Join join({ddp});
+    {
+      const auto hold = ddp.hold();
+      net.forward(input(world.rank())).square().mean().backward();
+    }
+    const at::Tensor sum = net.head->weight.grad().clone();
+    world.group().all_reduce(sum, ReduceOp::Sum).wait();
+    join.finish();
+    expect_equal({net.head->weight.grad()}, {sum / 2});
+  });
 }
 
 // Ranks 0 and 1 would have left when they have no batch, and ranks 2 and 3 waited for them.

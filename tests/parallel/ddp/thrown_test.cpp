@@ -67,6 +67,67 @@ TEST(DdpThrown, AnOptimizersZerosStay) {
   });
 }
 
+// Averages, and throws once when it is told to.
+class Throwing : public CommHook {
+ public:
+  enum class At { Never, Start, Then };
+  At at = At::Never;
+
+  std::string_view name() const override { return "throwing"; }
+  comm::Work start(const Group& group, const parallel::Bucket& bucket) override {
+    if (bucket.last) throw_once(At::Start);
+    return comm::then(group.all_reduce(bucket.flat, ReduceOp::Average), [this] {
+      throw_once(At::Then);
+      return comm::Work();
+    });
+  }
+  int64_t bytes_sent() const override { return 0; }
+
+ private:
+  void throw_once(At here) {
+    if (at != here) return;
+    at = At::Never;
+    throw std::runtime_error("the hook's");
+  }
+};
+
+TEST(DdpThrown, AHooksExceptionIsThrownOnce) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    const auto hook = std::make_shared<Throwing>();
+    Ddp ddp(net, world.group(), {.bucket_bytes = {1, 1}, .hook = hook});
+    for (const auto where : {Throwing::At::Start, Throwing::At::Then}) {
+      hook->at = where;
+      EXPECT_THROW(square_loss(net, world.rank(), 1).backward(), std::runtime_error);
+      ddp.zero_grad();
+      square_loss(net, world.rank(), 2).backward();
+      expect_near(gradients(net), average_gradients(2, make_mlp, [](Mlp& m, int r) {
+                    return square_loss(m, r, 2);
+                  }));
+      ddp.zero_grad();
+    }
+  });
+}
+
+// Rank 1 takes part in what rank 0 left in flight when that has zeroed its gradients.
+TEST(DdpThrown, AnOptimizersZerosStayAfterAHooksException) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    const auto hook = std::make_shared<Throwing>();
+    Ddp ddp(net, world.group(), {.bucket_bytes = {1, 1}, .hook = hook});
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    square_loss(net, world.rank()).backward();
+    sgd.zero_grad(/*set_to_none=*/false);
+    if (world.rank() == 1) (void)world.store().get("rank 0 goes on");
+    hook->at = Throwing::At::Start;
+    EXPECT_THROW(square_loss(net, world.rank(), 1).backward(), std::runtime_error);
+    sgd.zero_grad(/*set_to_none=*/false);
+    telling_loss(net, world, 2).backward();
+    expect_near(gradients(net),
+                average_gradients(2, make_mlp, [](Mlp& m, int r) { return square_loss(m, r, 2); }));
+  });
+}
+
 // refresh() in between, as after unfreezing a layer: what was held is averaged all the same.
 TEST(DdpRefresh, KeepsWhatWasHeld) {
   spawn(2, [](World& world) {

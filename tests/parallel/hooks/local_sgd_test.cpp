@@ -130,5 +130,24 @@ TEST(Averager, TakesInTheParametersThatThereAreNow) {
   });
 }
 
+// LOCKSTEP_FINGERPRINT counts passes of all ranks.
+TEST(LocalSgdLog, HasNoFingerprintOfPassesThatDoNotCommunicate) {
+  spawn_bare(2, [](int rank) {
+    ::setenv("LOCKSTEP_FINGERPRINT", "1", 1);
+    ::setenv("LOCKSTEP_LOG", "info", 1);  // read once, before anything is logged
+    World world = World::from_env();
+    Mlp net;
+    Ddp ddp(net, world.group(),
+            {.hook = std::make_shared<LocalSgd>(LocalSgdOptions{.start_iteration = 2})});
+    ::testing::internal::CaptureStderr();
+    for (int pass = 0; pass < 5; ++pass) square_loss(net, rank, pass).backward();
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    size_t lines = 0;
+    for (size_t at = 0; (at = log.find("parameters and buffers", at)) != std::string::npos; ++at)
+      ++lines;
+    EXPECT_EQ(lines, rank == 0 ? 2U : 0U) << log;
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -99,7 +99,7 @@ bool Buckets::holds(const at::Tensor& gradient, size_t index) const {
   return gradient.is_same(own) ||
          (gradient.layout() == at::kStrided && gradient.scalar_type() == own.scalar_type() &&
           gradient.const_data_ptr() == own.const_data_ptr() && gradient.sizes() == own.sizes() &&
-          gradient.strides() == own.strides());
+          gradient.strides() == own.strides() && !gradient.is_conj() && !gradient.is_neg());
 }
 
 void Buckets::make_room(const std::vector<Named>& parameters,
@@ -116,11 +116,15 @@ void Buckets::make_room(const std::vector<Named>& parameters,
     const at::Tensor& parameter = parameters[i].tensor;
     if (parameter.grad().defined() && holds(parameter.grad(), i)) continue;
     take_out(parameter);
-    if (views_[i].use_count() == 1) continue;
-    const at::Tensor kept = views_[i];
-    views_[i] = kept.detach();
-    kept.set_data(kept.clone());
+    make_room(i);
   }
+}
+
+void Buckets::make_room(size_t index) {
+  if (views_[index].use_count() == 1) return;
+  const at::Tensor kept = views_[index];
+  views_[index] = kept.detach();
+  kept.set_data(kept.clone());
 }
 
 void Buckets::adopt(const at::Tensor& parameter, size_t index) const {

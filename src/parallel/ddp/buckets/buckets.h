@@ -48,6 +48,8 @@ class Buckets {
   // bucket has), and those that parameters had and somebody keeps, who in one process would keep
   // their values.
   void make_room(const std::vector<Named>& parameters, const std::vector<at::Tensor>& others);
+  // The last of these for one parameter, whose gradient is undefined.
+  void make_room(size_t index);
   // Whether the gradient's memory is the view.
   bool holds(const at::Tensor& gradient, size_t index) const;
 

@@ -40,10 +40,9 @@ void JoinGate::begin_step() {
   has_begun_ = true;
 }
 
-bool JoinGate::shadow() {
+void JoinGate::shadow() const {
   const int with_batch = ranks_with_batch(0);
   if (with_batch > 0) refuse(with_batch, group_);
-  return false;
 }
 
 std::shared_ptr<JoinGate> gate_of_layers(const ModuleRef& module, const Group& group) {

@@ -19,9 +19,8 @@ class JoinGate {
   void begin_step();
   void end_step() { has_begun_ = false; }
 
-  // In place of a step, on a rank without a batch. False when no rank has a batch; throws DataError
-  // when one has.
-  bool shadow();
+  // Before a step for which this rank has no batch. Throws DataError when another has one.
+  void shadow() const;
 
  private:
   int ranks_with_batch(int mine) const;

@@ -43,6 +43,11 @@ void Reducer::refuse_objected() {
   flags_.clear_objection();
   forget();
   if (lanes_) abandon_lanes();
+  if (options_.hook) {  // what it has sent becomes no gradient
+    std::vector<std::string> all;
+    for (size_t i = 0; i < dense_; ++i) all.push_back(parameters_[i].name);
+    options_.hook->end_pass(all);
+  }
   objection_.refuse(group_, "ddp", call("objections"));
 }
 

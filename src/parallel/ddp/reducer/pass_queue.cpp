@@ -134,7 +134,12 @@ void PassQueue::finish(Queues queues) {
 
 void PassQueue::finish(Reducer& reducer) {
   std::erase(open_, &reducer);
-  reducer.finish_pass();
+  try {
+    reducer.finish_pass();
+  } catch (...) {
+    reducer.abandon();
+    throw;
+  }
 }
 
 void PassQueue::abandon(const Queues& queues) {

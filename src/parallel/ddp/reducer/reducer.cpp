@@ -124,8 +124,9 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
     return gradient;
   }
   // One pass over the gradient: no memory to clear, nothing to add to.
-  const at::Tensor& view = buckets_.view(parameter);
   if (!fits(gradient, parameter)) return gradient;  // finish() finds the module converted
+  if (held) buckets_.make_room(parameter);          // one hold() may last for several backward()
+  const at::Tensor& view = buckets_.view(parameter);
   copy_into(view, gradient);
   item.tensor.mutable_grad() = view;
   return {};
@@ -179,7 +180,7 @@ void Reducer::arrived(size_t parameter) {
 
 // Collectives that a backward() left in flight when it threw still write to the buckets.
 void Reducer::finish_abandoned() {
-  for (auto& work : works_) work.wait();
+  for (auto& work : works_) std::exchange(work, {}).wait();
   works_.clear();
 }
 
@@ -251,7 +252,7 @@ void Reducer::drive() {
 
 void Reducer::wait_for_works() {
   for (size_t i = 0; i < works_.size(); ++i) {
-    works_[i].wait();
+    std::exchange(works_[i], {}).wait();
     if (i >= completed_) clock_.over(i);
   }
   works_.clear();
@@ -298,7 +299,7 @@ void Reducer::finish_pass() {
   join_.end_step();
   if (!shadows_) join_.refuse_uneven(clock_.count());
   check_same();
-  if (fingerprint_every_ > 0 && pass_ % fingerprint_every_ == 0) {
+  if (fingerprint_every_ > 0 && !quiet_ && pass_ % fingerprint_every_ == 0) {
     log::info(fmt::format("[ddp] Ddp {}, pass {}: parameters and buffers {:016x}", caller_, pass_,
                           fingerprint(module_.model().tensors())));
   }
