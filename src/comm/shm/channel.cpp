@@ -317,6 +317,22 @@ bool Channel::await_bell(const std::function<bool()>& ready,
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
 
+void Channel::show(uint32_t number, std::string_view bytes) {
+  RankBlock& block = blocks_[rank_];
+  std::memcpy(block.shown_bytes, bytes.data(), std::min(bytes.size(), RankBlock::kShown));
+  block.shown.store(number, std::memory_order_release);
+  for (int peer = 0; peer < size_; ++peer) ring(peer);
+}
+
+const char* Channel::see(int peer, uint32_t number, const std::string& what,
+                         const Patience& patience) {
+  const RankBlock& block = blocks_[peer];
+  check_alive();
+  await_bell([&] { return block.shown.load(std::memory_order_acquire) == number; },
+             [&] { return what; }, peer, patience);
+  return block.shown_bytes;
+}
+
 // A process that ends lets go of its groups first, and how it ends says more.
 bool Channel::has_left(int peer) {
   if (blocks_[peer].left.load(std::memory_order_acquire) == 0) return false;

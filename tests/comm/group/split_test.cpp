@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <string>
+#include <vector>
 
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
@@ -45,6 +46,35 @@ TEST_P(Split, OfOneRankWhereTheOthersMakeASubgroup) {
                 }),
                 HasSubstr("the ranks disagree: rank "));
     world.group().barrier().wait();
+  });
+}
+
+// One that is received or sent before, but sent or received after.
+TEST_P(Split, WhileMessagesAreUnderWay) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    for (const int64_t count : {2, 100000}) {
+      at::Tensor data = at::full({count}, static_cast<float>(group.rank()));
+      std::vector<Group> parts;
+      if (group.rank() == 1) {
+        Work received = group.recv(data, 0);
+        parts.push_back(group.split(0));
+        received.wait();
+        EXPECT_EQ(data[count - 1].item<float>(), 0);
+        Work sent = group.send(data.fill_(7), 0);
+        parts.push_back(group.split(0));
+        sent.wait();
+      } else {
+        parts.push_back(group.split(0));
+        if (group.rank() == 0) group.send(data, 1).wait();
+        parts.push_back(group.split(0));
+        if (group.rank() == 0) {
+          group.recv(data, 1).wait();
+          EXPECT_EQ(data[0].item<float>(), 7);
+        }
+      }
+      for (const Group& part : parts) part.barrier().wait();
+    }
   });
 }
 
