@@ -352,8 +352,11 @@ class ShmTransport : public Transport {
   }
 
   static int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    // More than any machine has; so many of every rank can still be counted.
+    constexpr int64_t kMost = int64_t{1} << 50;
     const int64_t count = c10::multiply_integers(sizes);
-    return count == 0 ? 0 : page_rounded(count * static_cast<int64_t>(options.dtype().itemsize()));
+    const int64_t bytes = count * static_cast<int64_t>(options.dtype().itemsize());
+    return count == 0 ? 0 : page_rounded(std::min(bytes, kMost));
   }
 
   // Mapped by every rank; this one gives its `own` bytes their pages.
@@ -363,8 +366,13 @@ class ShmTransport : public Transport {
     Offer offer{};
     if (rank() == 0) offer = make_offer(segment, bytes, others_of(options_.doors));
     share(offer, what, c10::typeMetaToScalarType(options.dtype()), c10::multiply_integers(sizes));
-    if (rank() != 0 || offer.handle.bytes < 0) segment = accept(offer);
-    segment.populate(own.begin, own.end - own.begin);
+    if (offer.handle.bytes < 0) throw CommError(offer.problem);
+    try {
+      if (rank() != 0) segment = accept(offer);
+      segment.populate(own.begin, own.end - own.begin);
+    } catch (const CommError& error) {
+      exchange_->channel().fail(error.what());  // the others wait for this rank
+    }
     meet(what);
     segment.close_handle();
     return segment;
