@@ -110,7 +110,7 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
     }
   }
   const Uses uses = uses_of(inputs, outputs);
-  group.transport().unfinished()->finish_before(uses);
+  finish_dropped(group.transport(), uses);
   std::optional<c10::StreamGuard> current;
   if (options.stream) current.emplace(*options.stream);
   std::vector<Work> works;

@@ -286,7 +286,7 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   for (const int peer : {peers.to, peers.from}) check_rank(Collective::Send, peer, size());
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});
-    transport_->unfinished()->finish_before(uses);
+    finish_dropped(*transport_, uses);
     Work sent = send(separate(input, output), peers.to, peers.tag, options);
     return together(*transport_, uses,
                     {std::move(sent), recv(output, peers.from, peers.tag, options)},
@@ -353,11 +353,13 @@ std::string Group::broadcast_bytes(std::string_view mine, int root,
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("empty", sizes, options, *transport_);
+  finish_dropped(*transport_);
   return made("empty", options, [&] { return transport_->empty(sizes, options); });
 }
 
 at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("shared", sizes, options, *transport_);
+  finish_dropped(*transport_);
   return made("shared", options, [&] { return transport_->shared(sizes, options); });
 }
 
