@@ -284,6 +284,10 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   check_tensor(Collective::Send, input);
   check_outputs(Collective::Recv, {output});
   for (const int peer : {peers.to, peers.from}) check_rank(Collective::Send, peer, size());
+  // Before anything is sent.
+  check_device(Collective::Recv, output, *transport_, output.device());
+  check_stream(Collective::Recv, options, output.device());
+  if (has_python_ranks()) check_for_python(Collective::Recv, output.scalar_type(), ReduceOp::Sum);
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});
     finish_dropped(*transport_, uses);
@@ -295,8 +299,6 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   if (output.numel() != input.numel() || output.scalar_type() != input.scalar_type()) {
     refuse(Collective::Recv, "send_recv within rank {}: output and input differ", rank());
   }
-  check_device(Collective::Recv, output, *transport_, output.device());
-  check_stream(Collective::Recv, options, output.device());
   return copy_alone(*transport_, output, input, options.stream);
 }
 
