@@ -97,5 +97,25 @@ TEST_P(Polling, EndsAtTheDeadlineOfTheSecondOfTwoCalls) {
         {.backend = GetParam().backend, .hosts = GetParam().hosts});
 }
 
+// Time that passed while this rank asked for an earlier one is not its own.
+TEST(PollingOverSharedMemory, ALaterCallHasAllOfItsTime) {
+  spawn(2, [](World& world) {
+    const Group& group = world.group();
+    if (world.rank() > 0) {
+      (void)world.store().get("go");
+      group.all_reduce(at::ones({4})).wait();
+      return group.barrier().wait();
+    }
+    Work first = group.all_reduce(at::ones({4}));
+    const auto start = Clock::now();
+    while (Clock::now() - start < 3s) EXPECT_FALSE(first.wait_for(50ms));
+    Work second = group.barrier({.timeout = 2s});
+    EXPECT_EQ(message_of<CommError>([&] { EXPECT_FALSE(second.wait_for(1ms)); }), "nothing");
+    world.store().set("go", "");
+    first.wait();
+    second.wait();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::comm
