@@ -4,8 +4,11 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <string>
 #include <thread>
 
+#include "core/flight/segment.h"
 #include "lockstep/core/error.h"
 #include "support/signal.h"
 #include "support/spawn.h"
@@ -115,6 +118,29 @@ TEST(PollingOverSharedMemory, ALaterCallHasAllOfItsTime) {
     first.wait();
     second.wait();
   });
+}
+
+// As one that is found by a wait.
+TEST(PollingOverSharedMemory, AFailureIsReportedToTheLauncher) {
+  const flight::Segment launcher(2);
+  test::spawn_bare(2, [&](int rank) {
+    setenv(flight::kVariable, std::to_string(launcher.fd()).c_str(), 1);
+    unsetenv("TORCHELASTIC_ERROR_FILE");
+    const World world = World::from_env();
+    if (rank > 0) {
+      (void)world.store().get("go");
+      EXPECT_NE(message_of<CommError>([&] { world.group().barrier().wait(); }), "nothing");
+      return;
+    }
+    Work work = world.group().all_reduce(at::ones({4}));
+    world.store().set("go", "");
+    while (!work.is_completed()) std::this_thread::yield();
+    EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr("the ranks disagree"));
+  });
+  const auto failure = launcher.read(0).failure;
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->blame, flight::Blame::Peer);
+  EXPECT_THAT(failure->text, HasSubstr("the ranks disagree"));
 }
 
 }  // namespace
