@@ -195,6 +195,11 @@ class Together : public Pending {
 
 }  // namespace
 
+void finish_dropped(Transport& transport, const Uses& uses) {
+  transport.unfinished()->finish_before(uses);
+  Unfinished::of_this_thread().finish_all();
+}
+
 Span span_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {};
   int64_t last = 0;
@@ -217,7 +222,7 @@ Work together(Transport& transport, Uses uses, std::vector<Work> works,
 Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor& input,
                 std::optional<c10::Stream> stream) {
   const Current current(stream);
-  transport.unfinished()->finish_before(uses_of({input}, {output}));
+  finish_dropped(transport, uses_of({input}, {output}));
   assign(output.detach(), separate(input, output).detach().reshape(output.sizes()));
   return {};
 }
@@ -225,8 +230,7 @@ Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor
 Work start_call(Transport& transport, Request&& request, std::optional<c10::Stream> stream) {
   const Current current(stream);
   Uses uses = uses_of(request.inputs, request.outputs);
-  transport.unfinished()->finish_before(uses);
-  Unfinished::of_this_thread().finish_all();
+  finish_dropped(transport, uses);
   separate(request, transport.rank());
   Copies copies;
   if (reduces(request.what) && request.op == ReduceOp::PreMulSum)

@@ -18,6 +18,10 @@ namespace lockstep::comm {
 // and ends on it, instead of on the current one.
 Work start_call(Transport& transport, Request&& request, std::optional<c10::Stream> stream = {});
 
+// What comes before any call: dropped operations that share memory with `uses`, as
+// Unfinished::finish_before() has it, and every dropped then().
+void finish_dropped(Transport& transport, const Uses& uses = {});
+
 // From the first element to the last; empty for a tensor without elements.
 Span span_of(const at::Tensor& tensor);
 // The memory of an operation's tensors: inputs are read, outputs written.

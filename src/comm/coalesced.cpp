@@ -62,15 +62,6 @@ void spread(const at::Tensor& flat, const Tensors& targets, int rounds) {
   }
 }
 
-void check(Collective what, const Group& group, const Tensors& tensors,
-           const CallOptions& options) {
-  for (const at::Tensor& tensor : tensors) {
-    check_tensor(what, tensor);
-    check_device(what, tensor, group.transport(), tensors[0].device());
-    check_stream(what, options, tensor.device());
-  }
-}
-
 // The counts of what goes as one tensor, of a batch of the list; nothing for a single one.
 std::vector<int64_t> parts_of(const Tensors& batch) {
   std::vector<int64_t> parts;
@@ -83,7 +74,22 @@ std::vector<int64_t> parts_of(const Tensors& batch) {
 struct Shape {
   Collective what;
   int rounds_in = 1, rounds_out = 1;
+  ReduceOp op = ReduceOp::Sum;
 };
+
+// All of them, before the first is sent.
+void check(const Shape& shape, const Group& group, const Tensors& tensors,
+           const CallOptions& options) {
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(shape.what, tensor);
+    const at::ScalarType dtype = tensor.scalar_type();
+    if (reduces(shape.what)) check_reduction(shape.what, dtype, shape.op);
+    if (group.has_python_ranks()) check_for_python(shape.what, dtype, shape.op);
+    check_device(shape.what, tensor, group.transport(), tensors[0].device());
+    check_stream(shape.what, options, tensor.device());
+  }
+}
+
 using Start = std::function<Work(const at::Tensor& output, const at::Tensor& input,
                                  std::vector<int64_t> parts)>;
 
@@ -92,7 +98,7 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
   Tensors all = outputs;
   all.insert(all.end(), inputs.begin(), inputs.end());
   if (all.empty()) return {};
-  check(shape.what, group, all, options);
+  check(shape, group, all, options);
   const bool in_place = inputs.empty();
   // A tensor that is combined in place may be listed twice: both get the same result.
   if (in_place) {
@@ -110,7 +116,7 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
     }
   }
   const Uses uses = uses_of(inputs, outputs);
-  group.transport().unfinished()->finish_before(uses);
+  finish_dropped(group.transport(), uses);
   std::optional<c10::StreamGuard> current;
   if (options.stream) current.emplace(*options.stream);
   std::vector<Work> works;
@@ -148,11 +154,7 @@ Work Group::all_reduce(const std::vector<at::Tensor>& tensors, ReduceOp op,
                        const CallOptions& options) const {
   constexpr Collective kWhat = Collective::AllReduce;
   if (is_one(tensors)) return all_reduce(tensors[0], op, options);
-  for (const at::Tensor& tensor : tensors) {
-    check_tensor(kWhat, tensor);
-    check_reduction(kWhat, tensor.scalar_type(), op);
-  }
-  return coalesced(*this, {kWhat}, tensors, {}, options,
+  return coalesced(*this, {.what = kWhat, .op = op}, tensors, {}, options,
                    [&](const at::Tensor& to, const at::Tensor&, std::vector<int64_t> parts) {
                      return start(
                          {.what = kWhat, .outputs = {to}, .op = op, .parts = std::move(parts)},
@@ -191,12 +193,8 @@ Work Group::reduce_scatter(const std::vector<at::Tensor>& outputs,
   constexpr Collective kWhat = Collective::ReduceScatter;
   check_lists(kWhat, outputs, inputs);
   if (is_one(outputs)) return reduce_scatter(outputs[0], inputs[0], op, options);
-  for (const at::Tensor& output : outputs) {
-    check_tensor(kWhat, output);
-    check_reduction(kWhat, output.scalar_type(), op);
-  }
   return coalesced(
-      *this, {kWhat, size(), 1}, outputs, inputs, options,
+      *this, {kWhat, size(), 1, op}, outputs, inputs, options,
       [&](const at::Tensor& to, const at::Tensor& from, std::vector<int64_t> parts) {
         return start(
             {.what = kWhat, .inputs = {from}, .outputs = {to}, .op = op, .parts = std::move(parts)},

@@ -1,6 +1,7 @@
 #include "lockstep/comm/group.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +11,6 @@
 #include "comm/check.h"
 #include "comm/text.h"
 #include "comm/transport.h"
-#include "core/hash/mix.h"
 #include "core/time_limit.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -52,16 +52,6 @@ void warn_of_history(const Request& request) {
       "lockstep::functional has collectives with gradients; where none is meant, detach()",
       name_of(request.what)));
 }
-
-// The arguments of each rank in split() and subgroup(), as they are exchanged.
-struct Choice {
-  int color;
-  int key;
-};
-struct Listed {
-  uint64_t hash;
-  int64_t count;  // no gap, since ranks compare the bytes
-};
 
 }  // namespace
 
@@ -294,9 +284,13 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   check_tensor(Collective::Send, input);
   check_outputs(Collective::Recv, {output});
   for (const int peer : {peers.to, peers.from}) check_rank(Collective::Send, peer, size());
+  // Before anything is sent.
+  check_device(Collective::Recv, output, *transport_, output.device());
+  check_stream(Collective::Recv, options, output.device());
+  if (has_python_ranks()) check_for_python(Collective::Recv, output.scalar_type(), ReduceOp::Sum);
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});
-    transport_->unfinished()->finish_before(uses);
+    finish_dropped(*transport_, uses);
     Work sent = send(separate(input, output), peers.to, peers.tag, options);
     return together(*transport_, uses,
                     {std::move(sent), recv(output, peers.from, peers.tag, options)},
@@ -305,8 +299,6 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   if (output.numel() != input.numel() || output.scalar_type() != input.scalar_type()) {
     refuse(Collective::Recv, "send_recv within rank {}: output and input differ", rank());
   }
-  check_device(Collective::Recv, output, *transport_, output.device());
-  check_stream(Collective::Recv, options, output.device());
   return copy_alone(*transport_, output, input, options.stream);
 }
 
@@ -363,11 +355,13 @@ std::string Group::broadcast_bytes(std::string_view mine, int root,
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("empty", sizes, options, *transport_);
+  finish_dropped(*transport_);
   return made("empty", options, [&] { return transport_->empty(sizes, options); });
 }
 
 at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
   check_memory("shared", sizes, options, *transport_);
+  finish_dropped(*transport_);
   return made("shared", options, [&] { return transport_->shared(sizes, options); });
 }
 
@@ -380,61 +374,6 @@ void Group::refuse_python_ranks(std::string_view who) const {
                   "which would not make its calls: let all "
                   "ranks call the group's collectives, as all_reduce for gradients",
                   backend(), who));
-}
-
-Group Group::split(int color, int key) const {
-  refuse_python_ranks("split()");
-  const auto making = transport_->making_subsets();  // before any rank goes on
-  const Choice mine{color, key};
-  const auto all =
-      all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = "split"});
-  std::vector<std::pair<int, int>> members;  // (key, rank)
-  for (int r = 0; r < size(); ++r) {
-    Choice choice;
-    std::copy(all[r].begin(), all[r].end(), reinterpret_cast<char*>(&choice));
-    if (choice.color == color) members.emplace_back(choice.key, r);
-  }
-  std::sort(members.begin(), members.end());
-  std::vector<int> ranks;
-  for (const auto& [unused, r] : members) ranks.push_back(r);
-  if (color < 0) ranks = {rank()};
-  return part(std::move(ranks), color);
-}
-
-// Of `ranks`, this one among them.
-Group Group::part(std::vector<int> ranks, int color) const {
-  const std::vector<int> own = world_ranks();
-  std::vector<int> members;
-  for (const int r : ranks) members.push_back(own[static_cast<size_t>(r)]);
-  Group group(ranks.size() == 1 ? make_solo_transport() : transport_->subset(ranks, color));
-  group.transport_->set_world_ranks(std::move(members));
-  // Not to a group of one rank among several: its collectives do not depend on how many there are.
-  if (group.size() > 1 || size() == 1) group.transport_->share_lanes_of(*transport_);
-  return group;
-}
-
-Group Group::subgroup(const std::vector<int>& ranks) const {
-  refuse_python_ranks("subgroup()");
-  const auto making = transport_->making_subsets();
-  const std::string_view bytes(reinterpret_cast<const char*>(ranks.data()),
-                               ranks.size() * sizeof(int));
-  const Listed mine{fnv1a<uint64_t>(bytes), static_cast<int64_t>(ranks.size())};
-  const auto all =
-      all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = "subgroup"});
-  for (int r = 1; r < size(); ++r) {
-    if (all[r] == all[0]) continue;
-    throw ConfigError(fmt::format(
-        "[comm] subgroup: ranks 0 and {} give different lists: every rank gives the same", r));
-  }
-  for (const int r : ranks) {
-    if (r < 0 || r >= size())
-      throw ConfigError(
-          fmt::format("[comm] subgroup: rank {} is not in this group of {}", r, size()));
-    if (std::count(ranks.begin(), ranks.end(), r) > 1)
-      throw ConfigError(fmt::format("[comm] subgroup: rank {} is in the list twice", r));
-  }
-  const bool inside = std::find(ranks.begin(), ranks.end(), rank()) != ranks.end();
-  return part(inside ? ranks : std::vector<int>{rank()}, 0);
 }
 
 }  // namespace lockstep::comm

@@ -51,18 +51,13 @@ template <class Finish>
 bool Pending::end(const Finish& finish) {
   if (!over_) {
     if (group_) group_->check_process("wait");
-    bool over = true;
     const flight::Span blocked(flight::Activity::Communication, call_);
     try {
-      over = finish();
-      if (over) flight::end(call_);
-    } catch (const CommError& error) {
-      flight::report_failure(error.what(), flight::Blame::Peer);
-      error_ = std::current_exception();
+      over_ = finish();
+      if (over_) flight::end(call_);
     } catch (...) {
-      error_ = std::current_exception();
+      set_failed();
     }
-    over_ = over;
   }
   if (error_) std::rethrow_exception(error_);
   // Also where it was over before, so that ranks that wait in the same order finish what was
@@ -92,9 +87,21 @@ bool Pending::poll_alone() {
   try {
     return advance();
   } catch (...) {
-    error_ = std::current_exception();
-    over_ = true;
+    set_failed();
     return true;
+  }
+}
+
+// In a handler.
+void Pending::set_failed() {
+  error_ = std::current_exception();
+  over_ = true;
+  try {
+    throw;
+  } catch (const CommError& error) {
+    flight::report_failure(error.what(), flight::Blame::Peer);
+  } catch (...) {
+    // The program's own.
   }
 }
 

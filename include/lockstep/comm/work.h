@@ -75,6 +75,7 @@ class Pending {
   bool end(const Finish& finish);
   // poll() without the group's dropped operations.
   bool poll_alone();
+  void set_failed();
 
   bool over_ = false;
   std::atomic<int> handles_ = 1;

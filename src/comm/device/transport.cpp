@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 
@@ -241,7 +242,9 @@ class DeviceTransport : public Transport {
     return halves_->cpu->failure();
   }
   std::shared_ptr<void> making_subsets() override {
-    return std::make_shared<Store::Making>(state().store(), 1);
+    using Held = std::array<std::shared_ptr<void>, 2>;
+    return std::make_shared<Held>(
+        Held{std::make_shared<Store::Making>(state().store(), 1), halves_->cpu->making_subsets()});
   }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 

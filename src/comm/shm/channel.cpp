@@ -260,10 +260,8 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
     const int peer = (rank_ + i) % size_;
     if (behind(peer)) {
       if (since == Clock::time_point{}) since = Clock::now();
-      const Clock::time_point before = since;
-      Clock::time_point begun = since;
       const bool came = wait_until(
-          [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, begun, patience, idle,
+          [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since, patience, idle,
           [&] {
             check_alive();
             for (int other = 0; other < size_; ++other) {
@@ -273,9 +271,7 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
                   announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
             }
           });
-      // Unless the idle work has got something done, from which it counts again.
-      if (since == before) since = begun;
-      if (!came && patience.until < begun + patience.timeout) return false;
+      if (!came && patience.until < since + patience.timeout) return false;
       std::string late;
       for (int other = 0; !came && other < size_; ++other) {
         if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
@@ -301,21 +297,35 @@ bool Channel::await_bell(const std::function<bool()>& ready,
   Clock::time_point own_since{};
   Clock::time_point& since = patience.since ? *patience.since : own_since;
   if (since == Clock::time_point{}) since = Clock::now();
-  Clock::time_point begun = since;
   const bool came =
-      wait_until(ready, blocks_[rank_].bell, spin_, begun, patience, move_everything_, [&] {
+      wait_until(ready, blocks_[rank_].bell, spin_, since, patience, move_everything_, [&] {
         check_alive();
         check_peer(
             peer, [&] { return !ready(); }, what());
       });
   if (came) return true;
-  since = begun;
-  if (patience.until < begun + patience.timeout) return false;
+  if (patience.until < since + patience.timeout) return false;
   fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(),
                    patience.timeout.count() / 1000.0, name_of(rank_), where_is(peer)));
 }
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
+
+void Channel::show(uint32_t number, std::string_view bytes) {
+  RankBlock& block = blocks_[rank_];
+  std::memcpy(block.shown_bytes, bytes.data(), std::min(bytes.size(), RankBlock::kShown));
+  block.shown.store(number, std::memory_order_release);
+  for (int peer = 0; peer < size_; ++peer) ring(peer);
+}
+
+const char* Channel::see(int peer, uint32_t number, const std::string& what,
+                         const Patience& patience) {
+  const RankBlock& block = blocks_[peer];
+  check_alive();
+  await_bell([&] { return block.shown.load(std::memory_order_acquire) == number; },
+             [&] { return what; }, peer, patience);
+  return block.shown_bytes;
+}
 
 // A process that ends lets go of its groups first, and how it ends says more.
 bool Channel::has_left(int peer) {

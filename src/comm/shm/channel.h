@@ -83,6 +83,10 @@ struct RankBlock {
   std::atomic<uint32_t> aborted;  // this rank threw; `reason` is valid
   std::atomic<uint32_t> left;     // this rank has destroyed its group
   char reason[492];
+  // What this rank shows the others, outside of operations and messages.
+  static constexpr size_t kShown = 508;
+  std::atomic<uint32_t> shown;  // the number of it
+  char shown_bytes[kShown];
   // Only here, since a type aligned to more than malloc gives would make each operation's memory
   // slow to get.
   struct alignas(64) Entry : Announcement {};
@@ -138,6 +142,12 @@ class Channel {
   bool await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what,
                   int peer, const Patience& patience);
   void ring(int rank);
+
+  // Shows the others up to RankBlock::kShown bytes, under a number that grows: what was shown
+  // before has been seen by all who wait for it.
+  void show(uint32_t number, std::string_view bytes);
+  // Waits until `peer` shows it. `what` says for the error what is waited for.
+  const char* see(int peer, uint32_t number, const std::string& what, const Patience& patience);
 
   // What to do now and then while waiting: `messages` where an operation cannot go on, `everything`
   // elsewhere. After Idle::Waits it is called again soon.

@@ -128,7 +128,7 @@ bool Exchange::run_head() {
   if (!head->agreed) return false;
   const uint32_t meetings = channel_.meetings();
   const bool over = head->step(*this);
-  if (over || channel_.meetings() != meetings) waiting_since_ = {};
+  if (over || channel_.meetings() != meetings) ++progress_;
   if (!over) return false;
   channel_.set_done();
   head->ran = true;
@@ -160,17 +160,24 @@ bool Exchange::is_over(const Operation& operation) const {
   return operation.ran && (operation.uses_slots() || channel_.all_done(operation.sequence));
 }
 
+// A deadline starts again whenever something has got done.
+void Exchange::count_from_progress(Operation& operation) const {
+  if (operation.progress == progress_) return;
+  operation.progress = progress_;
+  operation.waiting_since = {};
+}
+
 bool Exchange::finish(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
   channel_.check_alive();
-  if (until == Clock::time_point::max()) waiting_since_ = {};
-  const Patience patience{operation->timeout, until, &waiting_since_};
+  if (until == Clock::time_point::max()) operation->waiting_since = {};
+  const Patience patience{operation->timeout, until, &operation->waiting_since};
   while (!operation->ran) {
     announce_ready();
     while (!operation->ran && run_head()) announce_ready();
+    count_from_progress(*operation);
     if (!operation->ran && !await_head(patience)) return false;
   }
   if (!is_over(*operation) && !channel_.await_done(operation->sequence, patience)) return false;
-  waiting_since_ = {};
   operation->keep.reset();
   return true;
 }

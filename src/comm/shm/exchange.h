@@ -57,6 +57,9 @@ class Operation {
   bool agreed = false;    // all have announced the same
   bool ran = false;
   std::chrono::steady_clock::time_point next_look{};  // at the peers, by a rank that polls
+  // Since when this rank has waited for it in vain, and how much had got done by then.
+  std::chrono::steady_clock::time_point waiting_since{};
+  uint64_t progress = 0;
 };
 
 class Exchange {
@@ -112,6 +115,7 @@ class Exchange {
   bool run_head();
   bool await_head(const Patience& patience);
   bool is_over(const Operation& operation) const;
+  void count_from_progress(Operation& operation) const;
   template <class Started>
   bool look(const std::shared_ptr<Started>& started);
 
@@ -121,7 +125,7 @@ class Exchange {
   std::function<char*(int64_t, int)> part_;
   std::deque<std::shared_ptr<Operation>> queue_;      // not run yet
   std::deque<std::shared_ptr<Operation>> lingering_;  // run, but others may still use the buffers
-  Clock::time_point waiting_since_{};  // for the head, or for others' part of what has run
+  uint64_t progress_ = 0;                             // steps of operations
 };
 
 // The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.

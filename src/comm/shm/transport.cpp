@@ -202,10 +202,18 @@ class ShmTransport : public Transport {
   void abort_all(std::string_view why) noexcept override { exchange_->channel().abort_all(why); }
   std::optional<std::string> failure() override { return exchange_->channel().failure(); }
 
+  // Tells apart what ranks show each other. A message instead would have to wait for those of the
+  // program.
+  std::shared_ptr<void> making_subsets() override {
+    ++subsets_;
+    return nullptr;
+  }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
     const int size = static_cast<int>(members.size());
     const int new_rank =
         static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    static_assert(sizeof(Offer) <= RankBlock::kShown);
+    Channel& channel = exchange_->channel();
     Segment segment;
     Offer offer{};
     ShmOptions options{.timeout = options_.timeout, .launcher_status = options_.launcher_status};
@@ -216,9 +224,12 @@ class ShmTransport : public Transport {
     }
     if (new_rank == 0) {
       offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
-      for (int r = 1; r < size; ++r) pass(offer, true, members[r]);
+      channel.show(subsets_, {reinterpret_cast<const char*>(&offer), sizeof offer});
     } else {
-      pass(offer, false, members[0]);
+      const std::string what =
+          fmt::format("split: the memory of rank {}", channel.name_of(members[0]));
+      std::memcpy(&offer, channel.see(members[0], subsets_, what, {options_.timeout}),
+                  sizeof offer);
     }
     if (new_rank != 0 || offer.handle.bytes < 0) segment = accept(offer);
     return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, std::move(options));
@@ -341,8 +352,11 @@ class ShmTransport : public Transport {
   }
 
   static int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    // More than any machine has; so many of every rank can still be counted.
+    constexpr int64_t kMost = int64_t{1} << 50;
     const int64_t count = c10::multiply_integers(sizes);
-    return count == 0 ? 0 : page_rounded(count * static_cast<int64_t>(options.dtype().itemsize()));
+    const int64_t bytes = count * static_cast<int64_t>(options.dtype().itemsize());
+    return count == 0 ? 0 : page_rounded(std::min(bytes, kMost));
   }
 
   // Mapped by every rank; this one gives its `own` bytes their pages.
@@ -352,8 +366,13 @@ class ShmTransport : public Transport {
     Offer offer{};
     if (rank() == 0) offer = make_offer(segment, bytes, others_of(options_.doors));
     share(offer, what, c10::typeMetaToScalarType(options.dtype()), c10::multiply_integers(sizes));
-    if (rank() != 0 || offer.handle.bytes < 0) segment = accept(offer);
-    segment.populate(own.begin, own.end - own.begin);
+    if (offer.handle.bytes < 0) throw CommError(offer.problem);
+    try {
+      if (rank() != 0) segment = accept(offer);
+      segment.populate(own.begin, own.end - own.begin);
+    } catch (const CommError& error) {
+      exchange_->channel().fail(error.what());  // the others wait for this rank
+    }
     meet(what);
     segment.close_handle();
     return segment;
@@ -380,23 +399,12 @@ class ShmTransport : public Transport {
     exchange_->finish(operation);
   }
 
-  void pass(Offer& offer, bool sending, int peer) {
-    auto message = std::make_shared<Message>();
-    message->sending = sending;
-    message->peer = peer;
-    message->dtype = "split";
-    message->bytes = message->count = sizeof offer;
-    message->data = reinterpret_cast<char*>(&offer);
-    message->timeout = options_.timeout;
-    exchange_->start(message);
-    exchange_->finish(message);
-  }
-
   std::shared_ptr<Segment> segment_;
   ShmOptions options_;
   std::shared_ptr<GroupMemoryIndex> index_;
   std::shared_ptr<Exchange> exchange_;
   int64_t memories_ = 0;
+  uint32_t subsets_ = 0;
 };
 
 }  // namespace

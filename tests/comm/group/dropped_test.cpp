@@ -199,6 +199,39 @@ TEST_P(Dropped, ThenBehindNothingRunsBeforeTheNextCallOrAtTheEndOfTheNextWait) {
   });
 }
 
+// On the ranks that drop it as on the one that waits for it.
+TEST_P(Dropped, ThenRunsBeforeMemoryIsMade) {
+  run([](const Group& group) {
+    for (const bool shared : {false, true}) {
+      const at::Tensor data = at::ones({7});
+      {
+        Work chain = then(group.barrier(), [&] { return group.all_reduce(data); });
+        if (group.rank() == 0) chain.wait();
+      }
+      const at::Tensor memory = shared ? group.shared({5}) : group.empty({5});
+      EXPECT_TRUE(is_all(data, group.size()));
+    }
+  });
+}
+
+TEST_P(Dropped, ThenRunsBeforeTheNextListIsRead) {
+  run([](const Group& group) {
+    const at::Tensor first = at::ones({3}), second = at::ones({4});
+    const auto drop = [&](float value) {
+      const Work dropped = then(Work(), [&first, value] {
+        first.fill_(value);
+        return Work();
+      });
+    };
+    drop(2);
+    group.all_reduce(std::vector{first, second}).wait();
+    EXPECT_TRUE(is_all(first, 2 * group.size()) && is_all(second, group.size()));
+    drop(3);
+    group.send_recv(first, first, {.to = next_to(group), .from = before(group)}).wait();
+    EXPECT_TRUE(is_all(first, 3));
+  });
+}
+
 TEST_P(Dropped, AskingMovesWhatWasDroppedToo) {
   run([](const Group& group) {
     at::Tensor whole = at::ones({2 * kLarge}), data = every_other(whole);

@@ -1,6 +1,8 @@
 // Memory of a group, which ranks free when they like.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -47,6 +49,38 @@ TEST_P(GroupMemoryOf, HasNoNegativeSize) {
   spawn(GetParam(), [](World& world) {
     EXPECT_THROW(world.group().empty({-1}), ConfigError);
     EXPECT_THROW(world.group().shared({2, -1}), ConfigError);
+  });
+}
+
+// Of the bytes of all ranks there are more than 64 bits count.
+TEST_P(GroupMemoryOf, IsRefusedWhereItCannotBeCounted) {
+  spawn(GetParam(), [](World& world) {
+    for (const int64_t count : {int64_t{1} << 59, (int64_t{1} << 60) - 1}) {
+      EXPECT_THAT(message_of<CommError>([&] { (void)world.group().empty({count}, at::kDouble); }),
+                  HasSubstr("bytes of shared memory"));
+    }
+  });
+}
+
+// Leaves this process room for no more than `bytes`, and for the libraries' own.
+void limit_memory(int64_t bytes) {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlimit limit{static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + bytes), RLIM_INFINITY};
+  EXPECT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+TEST_P(GroupMemoryOf, EndsTheGroupWhereOneRankHasTooLittle) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    group.barrier().wait();
+    if (group.rank() + 1 == group.size()) limit_memory(16 << 20);
+    EXPECT_THAT(message_of<CommError>([&] {
+                  (void)group.empty({16 << 20});
+                  group.barrier().wait();
+                }),
+                HasSubstr("cannot map"));
+    EXPECT_NE(message_of<CommError>([&] { group.barrier().wait(); }), "nothing");
   });
 }
 

@@ -256,7 +256,13 @@ TEST(FailureOfOneRank, WrongArgumentsAreRefusedAndHarmNobody) {
     EXPECT_THAT(refused([&] { (void)g.send(at::ones({3}), world.rank()); }),
                 HasSubstr("to itself"));
     EXPECT_THAT(refused([&] { (void)g.empty({3}, at::kMeta); }), HasSubstr("not on meta"));
-    at::Tensor data = at::ones({3});
+    const SendRecv other{.to = 1 - world.rank(), .from = 1 - world.rank()};
+    EXPECT_THAT(refused([&] { (void)g.send_recv(at::ones({3}, at::kMeta), at::ones({3}), other); }),
+                HasSubstr("meta"));
+    at::Tensor data = at::zeros({3});
+    g.send_recv(data, at::full({3}, 7.f), other).wait();
+    EXPECT_EQ(data[0].item<float>(), 7);  // nothing was sent before
+    data.fill_(1);
     g.all_reduce(data, ReduceOp::Sum, {.timeout = std::chrono::milliseconds::max()}).wait();
     EXPECT_EQ(data[0].item<float>(), 2);
   });

@@ -4,8 +4,11 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <string>
 #include <thread>
 
+#include "core/flight/segment.h"
 #include "lockstep/core/error.h"
 #include "support/signal.h"
 #include "support/spawn.h"
@@ -95,6 +98,49 @@ TEST_P(Polling, EndsAtTheDeadlineOfTheSecondOfTwoCalls) {
           for (int rank = 1; rank < world.size(); ++rank) over.give();
         },
         {.backend = GetParam().backend, .hosts = GetParam().hosts});
+}
+
+// Time that passed while this rank asked for an earlier one is not its own.
+TEST(PollingOverSharedMemory, ALaterCallHasAllOfItsTime) {
+  spawn(2, [](World& world) {
+    const Group& group = world.group();
+    if (world.rank() > 0) {
+      (void)world.store().get("go");
+      group.all_reduce(at::ones({4})).wait();
+      return group.barrier().wait();
+    }
+    Work first = group.all_reduce(at::ones({4}));
+    const auto start = Clock::now();
+    while (Clock::now() - start < 3s) EXPECT_FALSE(first.wait_for(50ms));
+    Work second = group.barrier({.timeout = 2s});
+    EXPECT_EQ(message_of<CommError>([&] { EXPECT_FALSE(second.wait_for(1ms)); }), "nothing");
+    world.store().set("go", "");
+    first.wait();
+    second.wait();
+  });
+}
+
+// As one that is found by a wait.
+TEST(PollingOverSharedMemory, AFailureIsReportedToTheLauncher) {
+  const flight::Segment launcher(2);
+  test::spawn_bare(2, [&](int rank) {
+    setenv(flight::kVariable, std::to_string(launcher.fd()).c_str(), 1);
+    unsetenv("TORCHELASTIC_ERROR_FILE");
+    const World world = World::from_env();
+    if (rank > 0) {
+      (void)world.store().get("go");
+      EXPECT_NE(message_of<CommError>([&] { world.group().barrier().wait(); }), "nothing");
+      return;
+    }
+    Work work = world.group().all_reduce(at::ones({4}));
+    world.store().set("go", "");
+    while (!work.is_completed()) std::this_thread::yield();
+    EXPECT_THAT(message_of<CommError>([&] { work.wait(); }), HasSubstr("the ranks disagree"));
+  });
+  const auto failure = launcher.read(0).failure;
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->blame, flight::Blame::Peer);
+  EXPECT_THAT(failure->text, HasSubstr("the ranks disagree"));
 }
 
 }  // namespace
