@@ -14,6 +14,7 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
 #include "comm/text.h"
+#include "core/process/own_process.h"
 #include "core/process/thread.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
@@ -108,6 +109,7 @@ struct Checkpointer::Impl {
   bool has_looked = false;                    // whether options.each_rank has names that are none
   std::thread thread = {};
   std::exception_ptr failure = {};  // of the thread
+  const OwnProcess process = {};
 
   EachRank each_rank() const { return {options.each_rank, group.rank()}; }
   comm::CallOptions call(const char* label) const {
@@ -117,6 +119,9 @@ struct Checkpointer::Impl {
   }
 
   void join() {
+    // A child of one rank that saves by itself has all that it needs.
+    if (!process.is_here() && (group.size() > 1 || thread.joinable()))
+      throw ConfigError("[checkpoint] " + process.refusal("Checkpointer"));
     if (thread.joinable()) thread.join();
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
@@ -288,6 +293,10 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
 }
 
 Checkpointer::~Checkpointer() {
+  if (!impl_->process.is_here()) {  // the folder of a save is the parent's, which goes on with it
+    static_cast<void>(impl_.release());
+    return;
+  }
   try {
     impl_->join();
   } catch (const CheckpointError& error) {  // the same on all ranks

@@ -130,7 +130,10 @@ class Generation {
       out_[sequence.prompt].push_back(token);
       sequence.finished =
           std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end();
-      if (options_.on_token) options_.on_token(sequence.prompt, token);
+      if (!options_.on_token) continue;
+      const c10::InferenceMode inference(inference_);
+      const at::AutoGradMode grad(grad_);
+      options_.on_token(sequence.prompt, token);
     }
   }
 
@@ -147,7 +150,9 @@ class Generation {
   }
 
   TransformerImpl& net_;
-  const GenerateOptions& options_;
+  const GenerateOptions options_;  // which on_token may change where it has them from
+  // The caller's, in which on_token runs.
+  const bool inference_ = c10::InferenceMode::is_enabled(), grad_ = at::GradMode::is_enabled();
   int64_t vocabulary_ = 0;
   std::vector<Sequence> live_;
   std::vector<std::vector<int32_t>> out_;

@@ -3,14 +3,19 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <exception>
+#include <future>
 
+#include "lockstep/core/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/parallel/autocast.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::data {
 namespace {
@@ -30,6 +35,31 @@ TEST(LoaderThreads, ComputeWithAsManyAsTheThreadThatTrains) {
     Loader loader(samples, Shard{0, 1}, {.batch_size = 2, .prefetch = 1, .transforms = {product}});
     for (const auto& batch : loader.epoch(0)) (void)batch;
     EXPECT_EQ(started, 0);
+  });
+}
+
+// Such a thread has the loader's dispatch key, but not its generator.
+TEST(LoaderThreads, ThatATransformStartsDrawNothing) {
+  test::isolated([] {
+    const TensorDataset samples(at::zeros({2, 2}), at::ones({2}));
+    const auto noise = [](Batch batch) {
+      std::promise<at::Tensor> drawn;
+      at::launch([&] {
+        try {
+          drawn.set_value(at::rand({2}));
+        } catch (...) {
+          drawn.set_exception(std::current_exception());
+        }
+      });
+      batch.data = batch.data + drawn.get_future().get();
+      return batch;
+    };
+    for (const int64_t workers : {0, 1}) {
+      Loader loader(samples, Shard{0, 1},
+                    {.batch_size = 2, .workers = workers, .transforms = {noise}});
+      EXPECT_THAT(test::message_of<DataError>([&] { (void)loader.epoch(0).begin(); }),
+                  testing::HasSubstr("draws in a thread that a data set or transform has started"));
+    }
   });
 }
 

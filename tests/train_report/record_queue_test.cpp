@@ -11,12 +11,14 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "lockstep/train/run_history.h"
 #include "support/folder.h"
+#include "support/fork.h"
 #include "train/report/log/file.h"
 
 namespace lockstep::train {
@@ -91,6 +93,24 @@ TEST_F(EndOfAProcess, AChildHasNothingToWaitFor) {
   });
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 4) << status;
   expect_all();
+}
+
+TEST(RecordQueue, IsLeftAtOnceInAChild) {
+  std::atomic<bool> goes_on{false};
+  std::atomic<int> taken = 0;
+  std::optional<RecordQueue> queue([&](const LogRecord&, double, uint64_t) {
+    while (!goes_on) usleep(100);
+    ++taken;
+  });
+  queue->append(StepReport{.step = 1});
+  test::in_a_child([&] {
+    queue->append(StepReport{.step = 2});
+    EXPECT_TRUE(queue->flush(std::chrono::seconds(1))) << "waited for a thread that is not there";
+    queue.reset();
+  });
+  goes_on = true;
+  EXPECT_TRUE(queue->flush());
+  EXPECT_EQ(taken, 1);
 }
 
 TEST(RecordQueue, DropsTheOldestOfVeryManyAndSaysHowMany) {

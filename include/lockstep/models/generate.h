@@ -33,7 +33,9 @@ struct GenerateOptions {
   int64_t vocabulary = 0;
   // False computes all keys and values again for each token: slower, the same tokens.
   bool cached = true;
-  // Called for each token when it is drawn, with the prompt's index.
+  // Called for each token when it is drawn, with the prompt's index, with gradients and
+  // InferenceMode as generate() was called and the model in evaluation mode. It may throw, which
+  // ends generate(), call generate(), and change the model.
   std::function<void(size_t prompt, int32_t token)> on_token = {};
 };
 

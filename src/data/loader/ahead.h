@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/process/own_process.h"
+#include "lockstep/core/error.h"
+
 namespace lockstep::data {
 
 struct AheadPlan {
@@ -46,7 +49,12 @@ class Ahead {
 
   // Thing 0, 1, ... in turn, whichever thread made it; to be called at most plan.count times.
   // Rethrows what making it threw: again when it is called again. `spare` serves for a later one.
+  // Throws ConfigError in a child by fork(), which has none of the threads.
   Thing next(std::optional<Thing> spare) {
+    if (!process_.is_here()) {
+      throw ConfigError("[loader] " + process_.refusal("loop over this epoch") +
+                        "; begin an epoch in the child");
+    }
     std::unique_lock lock(mutex_);
     if (spare) spares_.push_back(std::move(*spare));
     auto& place = place_of(taken_);
@@ -112,6 +120,7 @@ class Ahead {
 
   const Make make_;
   const AheadPlan plan_;
+  const OwnProcess process_;
   std::mutex mutex_;
   std::condition_variable is_made_, has_room_;
   std::vector<Place> made_;  // number n is at n % depth

@@ -53,6 +53,11 @@ void draw(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const auto first = stack->size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!is_generator(arguments[i])) continue;
+    // Libtorch hands the key on to threads that it starts (at::launch, TorchScript's fork), whose
+    // draws would come in any order.
+    TORCH_CHECK(thread_draws != nullptr, "[loader] ", toString(op.operator_name()),
+                " draws in a thread that a data set or transform has started by at::launch or "
+                "TorchScript's fork, where its numbers would not repeat: draw them before");
     const auto device = device_of(c10::ArrayRef<IValue>(*stack).slice(first));
     IValue& given = (*stack)[first + i];
     if (is_default(given, device)) given = thread_draws->generator(device);

@@ -85,10 +85,9 @@ AheadPlan plan_of(int64_t count, const LoaderOptions& options) {
   return {count, depth, std::max<int64_t>(options.workers, 1)};
 }
 
-void start_ahead(std::optional<Ahead<Batch>>& ahead, Ahead<Batch>::Make make,
-                 const AheadPlan& plan) {
+std::shared_ptr<Ahead<Batch>> start_ahead(Ahead<Batch>::Make make, const AheadPlan& plan) {
   try {
-    ahead.emplace(std::move(make), plan);
+    return not_for_children(std::make_shared<Ahead<Batch>>(std::move(make), plan));
   } catch (const std::system_error& refused) {
     throw Error(fmt::format("[loader] cannot start {} threads: {}; lower workers", plan.threads,
                             refused.what()));
@@ -116,7 +115,7 @@ struct Loader::Epoch::Cursor {
       prepare_thread();
       return maker.make(number, std::move(spare).value_or(Batch{}));
     };
-    start_ahead(ahead, make, plan);
+    ahead = start_ahead(make, plan);
   }
 
   bool done() const { return taken > maker.count(); }
@@ -162,7 +161,7 @@ struct Loader::Epoch::Cursor {
   Batch current;             // the same, where the loop wants it
   int64_t taken = 0;         // batches that the loop had, and one more when it has seen the end
   std::exception_ptr error;  // of the batch after them
-  std::optional<Ahead<Batch>> ahead;  // last: its threads use the maker
+  std::shared_ptr<Ahead<Batch>> ahead;  // last: its threads use the maker
 };
 
 Loader::Loader(const Dataset& dataset, const comm::World& world, LoaderOptions options)

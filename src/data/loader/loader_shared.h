@@ -26,9 +26,9 @@ constexpr const char* kPastEnd = "[loader] ++ past the end of an epoch: compare 
 // Threads that make batches ahead, or none.
 AheadPlan plan_of(int64_t count, const LoaderOptions& options);
 
-// Starts the plan's threads.
-void start_ahead(std::optional<Ahead<Batch>>& ahead, Ahead<Batch>::Make make,
-                 const AheadPlan& plan);
+// Starts the plan's threads. A child by fork() leaves it as it is: what the threads wait for cannot
+// be destroyed there.
+std::shared_ptr<Ahead<Batch>> start_ahead(Ahead<Batch>::Make make, const AheadPlan& plan);
 
 // Before a thread other than the caller's computes.
 void prepare_thread();

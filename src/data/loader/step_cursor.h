@@ -51,7 +51,7 @@ class StepCursor {
       current_;  // of the step's first lanes; the same where the loop wants it
   std::vector<Batch> spares_;
   std::exception_ptr error_;
-  std::optional<Ahead<Batch>> ahead_;  // last: its threads use the makers
+  std::shared_ptr<Ahead<Batch>> ahead_;  // last: its threads use the makers
 };
 
 }  // namespace lockstep::data

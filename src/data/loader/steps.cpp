@@ -28,8 +28,7 @@ StepCursor::StepCursor(std::shared_ptr<Loader::Shared> loader, int64_t count)
   current_.reserve(makers_.size());
   const AheadPlan plan = plan_of(count_ * own_lanes(), shared_->options);
   if (plan.depth == 0 || plan.count == 0) return;
-  start_ahead(
-      ahead_,
+  ahead_ = start_ahead(
       [this](int64_t number, std::optional<Batch> spare) {
         prepare_thread();
         return make(number, std::move(spare));

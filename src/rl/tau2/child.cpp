@@ -39,7 +39,7 @@ Json Tau2Bridge::Child::exchange(Json request, std::chrono::milliseconds timeout
 }
 
 void Tau2Bridge::Child::start() {
-  if (process_) return;
+  if (runs()) return;
   auto command = options_.command;
   if (command.empty()) command = {options_.python, "-c", kTau2Program};
   try {

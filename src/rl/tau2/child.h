@@ -29,8 +29,8 @@ class Tau2Bridge::Child {
   int64_t deaths() const { return deaths_; }
   // Which process runs: worlds of an earlier one are gone. 0: none yet.
   int64_t generation() const { return generation_; }
-  bool runs() const { return process_ != nullptr; }
-  int64_t pid() const { return process_ ? process_->pid() : 0; }
+  bool runs() const { return process_ && process_->is_own(); }
+  int64_t pid() const { return runs() ? process_->pid() : 0; }
   // A name for another world.
   std::string new_session() { return "s" + std::to_string(++sessions_); }
 

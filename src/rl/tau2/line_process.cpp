@@ -67,7 +67,7 @@ LineProcess::LineProcess(const std::vector<std::string>& command) {
 }
 
 LineProcess::~LineProcess() {
-  if (pid_ < 0) return;
+  if (pid_ < 0 || !is_own()) return;
   kill(pid_, SIGKILL);
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/files/fd.h"
+#include "core/process/own_process.h"
 
 namespace lockstep::rl {
 
@@ -15,7 +16,7 @@ class LineProcess {
  public:
   // Throws EnvironmentError when there is no such program.
   explicit LineProcess(const std::vector<std::string>& command);
-  // Kills it.
+  // Kills it, but in no child by fork(), which has only a copy.
   ~LineProcess();
   LineProcess(const LineProcess&) = delete;
   LineProcess& operator=(const LineProcess&) = delete;
@@ -28,8 +29,11 @@ class LineProcess {
   std::string last_words() const;
 
   pid_t pid() const { return pid_; }
+  // False in a child by fork(), whose lines would be taken for its parent's.
+  bool is_own() const { return process_.is_here(); }
 
  private:
+  const OwnProcess process_;
   pid_t pid_ = -1;
   Fd socket_;
   Fd errors_;

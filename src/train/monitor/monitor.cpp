@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/process/own_process.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "train/monitor/gpu_use.h"
@@ -92,6 +93,7 @@ struct RunMonitor::State {
   std::unique_ptr<StepTrace> trace = {};         // null without
   std::function<double()> gpu = {};              // gpu_use(), on a GPU
   bool ended = false;
+  const OwnProcess process = {};
   int exceptions = std::uncaught_exceptions();
 
   bool is_due(int64_t after) const {
@@ -245,7 +247,7 @@ void RunMonitor::State::report_alone() {
 }
 
 void RunMonitor::State::end(RunEnd how) {
-  if (std::exchange(ended, true)) return;
+  if (!process.is_here() || std::exchange(ended, true)) return;
   if (trace) trace->end(step);
   if (!outputs) return;
   report_alone();

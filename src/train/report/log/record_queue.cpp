@@ -76,6 +76,10 @@ RecordQueue::RecordQueue(Take take) : state_(std::make_shared<State>(std::move(t
 }
 
 RecordQueue::~RecordQueue() {
+  if (!process_.is_here()) {
+    thread_.detach();
+    return;
+  }
   const bool is_written = flush(std::chrono::seconds(1));
   {
     const std::lock_guard lock(state_->mutex);
@@ -90,6 +94,7 @@ RecordQueue::~RecordQueue() {
 }
 
 void RecordQueue::append(LogRecord record) {
+  if (!process_.is_here()) return;
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   ++state.appended;
@@ -104,6 +109,7 @@ void RecordQueue::append(LogRecord record) {
 }
 
 bool RecordQueue::flush(std::chrono::milliseconds timeout) {
+  if (!process_.is_here()) return true;
   State& state = *state_;
   std::unique_lock lock(state.mutex);
   const uint64_t until = state.appended;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "core/process/own_process.h"
 #include "lockstep/train/run_log.h"
 
 namespace lockstep::train {
@@ -14,7 +15,7 @@ namespace lockstep::train {
 // Hands records over to a thread of its own: appending never waits for a disk. Of more than
 // kWaiting records that wait the oldest are dropped. What was appended is also written when the
 // process ends by exit(), abort(), an uncaught exception or a fault, which wait for it for at most
-// a second.
+// a second. In a child by fork(), which has no such thread, nothing is appended.
 class RecordQueue {
  public:
   static constexpr size_t kWaiting = 4096;
@@ -36,6 +37,7 @@ class RecordQueue {
  private:
   struct State;
   std::shared_ptr<State> state_;
+  const OwnProcess process_;
   std::thread thread_;
 };
 
