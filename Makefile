@@ -77,10 +77,11 @@ tau2: configured ## plays the solutions of all of tau2-bench's tasks, which must
 	@$(NINJA) -C $(BUILD) test_rl_env
 	@LOCKSTEP_TAU2_PYTHON=.deps/tau2/bin/python $(BUILD)/bin/test_rl_env --gtest_also_run_disabled_tests --gtest_filter='*Tau2Real*'
 
-random: configured ## compares random programs of collectives, then of training, with one process, and random runs that are interrupted with undisturbed ones: $MINUTES (10) of each; the seed is the time
-	@$(NINJA) -C $(BUILD) random_group random_training random_runs
+random: configured ## compares random programs of collectives, then of training and of changes to it, with one process, and random runs that are interrupted with undisturbed ones: $MINUTES (10) of each; the seed is the time
+	@$(NINJA) -C $(BUILD) random_group random_training random_changes random_runs
 	@$(BUILD)/bin/random_group --minutes $(MINUTES) --seed $$(date +%s)
 	@$(BUILD)/bin/random_training --minutes $(MINUTES) --seed $$(date +%s)
+	@$(BUILD)/bin/random_changes --minutes $(MINUTES) --seed $$(date +%s)
 	@$(BUILD)/bin/random_runs --minutes $(MINUTES) --seed $$(date +%s)
 
 torch-suite: bench-setup build ## runs PyTorch's distributed_test.py over Lockstep on 2, 3 and 4 ranks
