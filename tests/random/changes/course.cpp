@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace lockstep::test::changes {
@@ -167,6 +168,9 @@ Program drawn(uint64_t seed, const std::string& backend, int ranks,
 
 namespace {
 
+const std::vector<int> kAll{0, 1, 2, 3};
+static_assert(kBlocks == 4);
+
 // Which layers there are, by number, and what is known of them.
 struct Layers {
   std::vector<int> up, down;
@@ -190,20 +194,20 @@ struct Layers {
     if (change.what == What::Replace) own = count++;
     if (change.what == What::Tie) own = up[static_cast<size_t>(change.other)];
   }
+  // The layers `up` of `blocks`, each under its first name, as parameters are listed.
+  std::map<int, int> first(const std::vector<int>& blocks) const {
+    std::map<int, int> names, layers;
+    for (const int block : blocks) {
+      const int layer = up[static_cast<size_t>(block)];
+      if (names.try_emplace(layer, block).second) layers[block] = layer;
+    }
+    return layers;
+  }
   // Whether what was attached to `before` is right for this.
   bool fits(const Layers& before) const {
-    return up == before.up && std::ranges::includes(frozen, before.frozen);
+    return first(kAll) == before.first(kAll) && std::ranges::includes(frozen, before.frozen);
   }
 };
-
-// What an optimizer has: a group's layers.
-std::vector<int> held(const Layers& layers, const std::vector<int>& blocks) {
-  std::vector<int> all;
-  for (const int block : blocks) {
-    all.push_back(layers.up[static_cast<size_t>(block)]);
-  }
-  return all;
-}
 
 }  // namespace
 
@@ -228,7 +232,7 @@ std::string refusal_of(const Course& course, size_t number) {
     take(course.changes[next]);
   }
   Layers attached = layers;
-  auto sharded = held(layers, blocks);
+  auto sharded = layers.first(blocks);
   for (int step = begin; step < end; ++step) {
     bool overflows = false;
     for (; next < course.changes.size() && course.changes[next].step == step; ++next) {
@@ -240,11 +244,11 @@ std::string refusal_of(const Course& course, size_t number) {
                            change.what == What::Tie))) {
         if (!is_fsdp) attached = layers;
       }
-      if (is_structural(change.what) && change.anew) sharded = held(layers, blocks);
+      if (is_structural(change.what) && change.anew) sharded = layers.first(blocks);
     }
     if (is_attached && !layers.fits(attached))
       return is_fsdp ? "after Fsdp was attached: construct it again" : "call ddp.refresh()";
-    if (is_zero(phase.kind) && !overflows && held(layers, blocks) != sharded) {
+    if (is_zero(phase.kind) && !overflows && layers.first(blocks) != sharded) {
       return "construct another ZeroOptimizer when parameters are added or replaced";
     }
   }

@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -64,14 +65,14 @@ class Training {
       if (has_lanes()) {
         for (auto each : loader_.steps(epoch)) {
           before(step);
-          fsdp_ ? run_lanes(*fsdp_, each, step) : run_lanes(*ddp_, each, step);
+          fsdp_ ? run_lanes(*fsdp_, each) : run_lanes(*ddp_, each);
           after();
           if (++step == end) return;
         }
       } else {
         for (const auto& batch : loader_.epoch(epoch)) {
           before(step);
-          backward(batch, step);
+          backward(batch);
           after();
           if (++step == end) return;
         }
@@ -129,8 +130,7 @@ class Training {
             whole.narrow(0, shard.begin, shard.shard.numel()).copy_(averages.at(name));
           }
           group_.all_reduce(whole).wait();
-          // Replicas have the same.
-          whole = whole / copies();
+          if (shard_ranks_ > 0) whole = whole * shard_ranks_ / group_.size();  // replicas
         }
         all.emplace_back("average of " + name, whole.reshape(parameter.sizes()).clone());
       }
@@ -142,7 +142,6 @@ class Training {
   bool has_lanes() const { return course_.lanes > 0 && where_ != Where::OneProcess; }
   bool is_zero() const { return phase_.kind == Kind::Zero || phase_.kind == Kind::SharedZero; }
   bool is_on_ranks() const { return where_ == Where::Ranks; }
-  int copies() const { return shard_ranks_ == 0 ? 1 : group_.size() / shard_ranks_; }
 
   data::LoaderOptions loader_options() const {
     data::LoaderOptions options{.batch_size = kBatch / part_.count,
@@ -151,7 +150,7 @@ class Training {
     return options;
   }
 
-  // Each parameter once, by its first name.
+  // Each once, by its first name.
   Named named() const {
     Named once;
     for (const auto& item : net_->named_parameters()) {
@@ -174,7 +173,6 @@ class Training {
     }
   }
 
-  // What a change does besides to what is attached.
   void change_model(const Change& change) {
     BlockImpl& block = *net_->blocks[static_cast<size_t>(change.block)];
     switch (change.what) {
@@ -232,7 +230,9 @@ class Training {
       for (const int block : blocks) {
         for (const auto& own : net_->blocks[static_cast<size_t>(block)]->parameters()) {
           for (const auto& [name, parameter] : named()) {
-            if (parameter.is_same(own) && taken.insert(name).second) some.push_back(all.at(name));
+            // An Fsdp has no shard of what is new, and will refuse it.
+            if (!parameter.is_same(own) || !all.contains(name)) continue;
+            if (taken.insert(name).second) some.push_back(all[name]);
           }
         }
       }
@@ -325,8 +325,7 @@ class Training {
     if (!course_.clears_first) clear();
   }
 
-  void backward(const data::Batch& batch, int) {
-    const int64_t size = batch.data.size(0);
+  void backward(const data::Batch& batch) {
     for (int micro = 0; micro < course_.micros; ++micro) {
       std::vector<parallel::Hold> hold;
       const bool last = micro + 1 == course_.micros;
@@ -334,7 +333,7 @@ class Training {
       if (!last && fsdp_) hold.push_back(fsdp_->hold());
       at::Tensor x = batch.data, y = batch.target;
       if (is_on_ranks()) {
-        const int64_t count = size / course_.micros;
+        const int64_t count = x.size(0) / course_.micros;
         x = x.narrow(0, micro * count, count), y = y.narrow(0, micro * count, count);
       }
       // One rank's is infinite, in one process the sum.
@@ -344,12 +343,12 @@ class Training {
 
   void run_backward(const at::Tensor& x, const at::Tensor& y, bool overflows) {
     auto loss = (lockstep::call(net_, x) - y).square().mean();
-    if (overflows) loss = loss * std::numeric_limits<double>::infinity();
+    if (overflows) loss = loss * INFINITY;
     scaler_.scale(loss).backward();
   }
 
   template <class Parallel>
-  void run_lanes(Parallel& parallel, const data::Step& step, int) {
+  void run_lanes(Parallel& parallel, const data::Step& step) {
     int64_t lane = step.lanes().begin;
     for (const auto& [x, y] : parallel.lanes(step)) {
       run_backward(x, y, overflows_ && ++lane == course_.lanes);
@@ -417,10 +416,6 @@ Named in_one_process(const Course& course, size_t last, Where where) {
   return training.state();
 }
 
-bool has_fsdp(const Course& course) {
-  return std::ranges::count(course.phases, Kind::Fsdp, &Phase::kind) > 0;
-}
-
 }  // namespace
 
 std::string run_phase(const Course& course, size_t phase, const Group& group,
@@ -436,8 +431,11 @@ std::string run_phase(const Course& course, size_t phase, const Group& group,
   }
   std::string error = difference(got, in_one_process(course, phase, Where::OneProcess), 1e-9);
   if (!error.empty()) error = "from one process: " + error;
-  // An Fsdp adds up a norm in another order than a Ddp.
-  const bool is_exact = course.lanes > 0 && !(course.clipped && has_fsdp(course));
+  // An Fsdp adds up a norm in another order than a Ddp, and adds averages to gradients that were
+  // left, where a Ddp averages their sums.
+  const bool leaves = course.clear != Clear::Wrapper && !course.late.empty();
+  const bool has_fsdp = std::ranges::count(course.phases, Kind::Fsdp, &Phase::kind) > 0;
+  const bool is_exact = course.lanes > 0 && !((course.clipped || leaves) && has_fsdp);
   if (error.empty() && is_exact) {
     error = difference(got, in_one_process(course, phase, Where::Lanes), 0);
     if (!error.empty()) error = "from one rank's lanes: " + error;
