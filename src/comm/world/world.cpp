@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <iostream>
 
 #include "comm/device/device.h"
 #include "comm/gloo/transport.h"
+#include "comm/health/launcher_status.h"
 #include "comm/host/threads.h"
 #include "comm/store/keys.h"
 #include "comm/world/connect.h"
@@ -94,9 +96,22 @@ Store meet_at_store(const Place& place, const WorldOptions& world) {
   return Store::connect(options);
 }
 
-std::string attempt(const Place& place) {
-  static int worlds = 0;
-  return fmt::format("lockstep/{}/{}", place.job, worlds++);
+// Worlds that this process has begun with others.
+std::atomic<int> g_worlds = 0;
+
+// Rank 0's store of an earlier world may still answer, and end with that world while this rank
+// meets the others there: then it comes again, to this world's.
+template <class Meet>
+void meet_once_more(int rank, std::chrono::milliseconds timeout, const Meet& meet) {
+  const bool is_first = g_worlds == 0;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    return meet();
+  } catch (const CommError&) {
+    const bool is_late = std::chrono::steady_clock::now() - begin >= timeout;
+    if (rank == 0 || is_first || is_late || LauncherStatus().has_reported()) throw;
+  }
+  meet();
 }
 
 // Other launchers than ours do not divide a machine's cores among its ranks: each rank would start
@@ -185,9 +200,9 @@ World World::from_env(WorldOptions options) {
   auto state = std::make_shared<State>();
   state->rank = place.rank;
   state->size = place.size;
-  const Store store = meet_at_store(place, options);
-  state->store = store;
   if (options.python_peers) {
+    const Store store = meet_at_store(place, options);
+    state->store = store;
     state->keys = keys_in(store.prefix("lockstep/user"), options.timeout);
     share_cores_with_python(place);
     state->local_rank = static_cast<int>(place.local_rank.value_or(0));
@@ -198,18 +213,27 @@ World World::from_env(WorldOptions options) {
     return World(std::move(state));
   }
 
-  const Store own = store.prefix(attempt(place));
-  state->keys = keys_in(own.prefix("user"), options.timeout);
-  const Store::Making making(own, place.rank == 0 ? place.size : 0);
-  const auto members =
-      exchange_members(own, place.rank,
-                       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)),
-                                   find_devices(kind), shared_part(transport)),
-                       options.timeout);
+  std::optional<int> number;
+  std::optional<Store> own;
+  std::optional<Store::Making> making;
+  std::vector<Member> members;
+  meet_once_more(place.rank, options.timeout, [&] {
+    const Store store = meet_at_store(place, options);
+    if (!number) number = g_worlds++;
+    own = store.prefix(fmt::format("lockstep/{}/{}", place.job, *number));
+    making.emplace(*own, place.rank == 0 ? place.size : 0);
+    members =
+        exchange_members(*own, place.rank,
+                         this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)),
+                                     find_devices(kind), shared_part(transport)),
+                         options.timeout);
+    state->store = store;
+  });
+  state->keys = keys_in(own->prefix("user"), options.timeout);
   log::info(
       fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
   share_cores(members, place.rank);
-  Connection connection = connect(own, place.rank, members, transport);
+  Connection connection = connect(*own, place.rank, members, transport);
   state->local_rank = connection.local_rank;
   state->local_size = connection.local_size;
   state->hosts = connection.hosts;

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <vector>
@@ -160,6 +162,31 @@ TEST(World, ASecondOneMeetsTheSecondOnesOfTheOthers) {
     second.group().all_reduce(data).wait();
     first.group().all_reduce(data).wait();
     EXPECT_EQ(data.item<float>(), 4);
+  });
+}
+
+// The others may begin it while rank 0 still serves the first one's store.
+TEST(World, ASecondOneMayComeAfterTheFirstOfRankZero) {
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator open("/proc/self/fd");
+    return std::distance(begin(open), end(open));
+  };
+  test::LoopbackSocket own;
+  own.fd.reset();
+  spawn_bare(3, [&](int rank) {
+    // Rank 0 listens by itself: nothing else keeps the port when its first world ends.
+    apply({{"MASTER_PORT", std::to_string(own.port)}, {"LOCKSTEP_STORE_FD", "3000"}});
+    std::optional<World> first(World::from_env({.timeout = 60s}));
+    first->group().barrier().wait();
+    const auto before = descriptors();
+    first->group().barrier().wait();
+    // The connections of two ranks that begin their second world.
+    while (rank == 0 && descriptors() < before + 2) usleep(1000);
+    if (rank == 0) first.reset();
+    const World second = World::from_env({.timeout = 60s});
+    at::Tensor data = at::ones({1});
+    second.group().all_reduce(data).wait();
+    EXPECT_EQ(data.item<float>(), 3);
   });
 }
 
