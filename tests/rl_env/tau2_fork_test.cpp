@@ -10,14 +10,12 @@
 namespace lockstep::rl {
 namespace {
 
-const TaskKey kFlight = {.domain = "airline", .split = "base", .id = "0"};
-
 TEST(Tau2InAChild, LeavesItsParentsProcessAlone) {
   std::optional<Tau2Bridge> bridge(
       Tau2Options{.command = {"python3", LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"}});
   std::optional<Tau2Domain> domain(std::in_place, "airline", *bridge);
   auto world = domain->make();
-  world->reset(kFlight, 0);
+  world->reset({.domain = "airline", .split = "base", .id = "0"}, 0);
   const int64_t pid = bridge->pid();
   test::in_a_child([&] {
     EXPECT_FALSE(domain->tasks("train").empty());
