@@ -8,12 +8,13 @@
 #include "support/folder.h"
 #include "support/spawn.h"
 
-namespace lockstep::test {
+// As in a program, outside of the library's namespace.
+namespace own_optimizer {
 namespace {
 
-using checkpoint::Names;
-using checkpoint::State;
-using checkpoint::Stateful;
+using lockstep::checkpoint::Names;
+using lockstep::checkpoint::State;
+using lockstep::checkpoint::Stateful;
 
 // Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
 class Lion : public torch::optim::Optimizer {
@@ -50,17 +51,26 @@ std::shared_ptr<Stateful> stateful(Lion& lion) {
       State all{.values = {{"lr", lion.param_groups()[0].options().get_lr()}}};
       for (const auto& p : lion.param_groups()[0].params()) {
         all.pieces.push_back(
-            checkpoint::whole_piece("moment/" + names.of(p).value(), lion.moment(p)));
+            lockstep::checkpoint::whole_piece("moment/" + names.of(p).value(), lion.moment(p)));
       }
       return all;
     }
     void restored(const State& saved) override {
-      lion.param_groups()[0].options().set_lr(checkpoint::value_of<double>(saved.values, "lr"));
+      lion.param_groups()[0].options().set_lr(
+          lockstep::checkpoint::value_of<double>(saved.values, "lr"));
     }
     Lion& lion;
   };
   return std::make_shared<Moments>(lion);
 }
+
+}  // namespace
+}  // namespace own_optimizer
+
+namespace lockstep::test {
+namespace {
+
+using own_optimizer::Lion;
 
 TEST(OwnOptimizer, GoesOnAsIfNothingHadBeenOnAnotherNumberOfRanks) {
   const Folder folder;
