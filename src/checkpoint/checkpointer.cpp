@@ -109,7 +109,7 @@ struct Checkpointer::Impl {
   bool has_looked = false;                    // whether options.each_rank has names that are none
   std::thread thread = {};
   std::exception_ptr failure = {};  // of the thread
-  const OwnProcess process = {};
+  OwnProcess process = {};
 
   EachRank each_rank() const { return {options.each_rank, group.rank()}; }
   comm::CallOptions call(const char* label) const {
@@ -119,9 +119,12 @@ struct Checkpointer::Impl {
   }
 
   void join() {
-    // A child of one rank that saves by itself has all that it needs.
-    if (!process.is_here() && (group.size() > 1 || thread.joinable()))
-      throw ConfigError("[checkpoint] " + process.refusal("Checkpointer"));
+    if (!process.is_here()) {
+      if (group.size() > 1 || thread.joinable())
+        throw ConfigError("[checkpoint] " + process.refusal("Checkpointer"));
+      // A child of one rank that saves by itself has all that it needs: the copy is its own.
+      process = OwnProcess();
+    }
     if (thread.joinable()) thread.join();
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }

@@ -62,5 +62,21 @@ TEST(CheckpointerInAChild, LeavesItsParentsSaveAlone) {
   });
 }
 
+TEST(CheckpointerInAChild, OfOneRankIsTheChildsFromItsFirstSaveOn) {
+  const test::Folder folder;
+  test::isolated([&] {
+    torch::nn::Linear net(8, 8);
+    auto checkpoints = std::make_unique<Checkpointer>(comm::World::solo(), folder.path(),
+                                                      CheckpointerOptions{.async = true});
+    checkpoints->track("net", net);
+    in_a_child([&] {
+      checkpoints->save(1);
+      checkpoints->save(2);
+      checkpoints.reset();  // which waits for its thread
+    });
+    EXPECT_EQ(checkpoints->restore_latest().value().step, 2);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::checkpoint

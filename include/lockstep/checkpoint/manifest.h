@@ -66,7 +66,7 @@ std::string to_json(const Manifest& manifest);
 // (its checksum) or contradicts itself: a tensor whose boxes do not cover it once, files that are
 // not listed or lie elsewhere.
 Manifest manifest_from(std::string_view text, std::string_view where);
-// Step, save, world and metrics alone, in a time that does not depend on the number of tensors.
+// Step, save, world and metrics alone: of the rest, only the checksum is computed.
 // Throws as above, but for what contradicts itself in the rest.
 Manifest manifest_head_from(std::string_view text, std::string_view where);
 

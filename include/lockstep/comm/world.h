@@ -56,7 +56,9 @@ struct WorldOptions {
 // A value handle: copies are the same world. A process may make several worlds: the n-th call of
 // from_env() on each rank makes one world of all ranks. Each leaves some kilobytes (3 to 6 with two
 // ranks over shm) in rank 0's store, which is there until rank 0's process exits, and takes no more
-// than 256 MiB: make worlds at a program's start, not in each of its steps.
+// than 256 MiB: make worlds at a program's start, not in each of its steps. A program that rank 0
+// starts and waits for cannot serve at the same port: its ranks need another MASTER_PORT. One that
+// takes its place (exec()) can.
 //
 // A world of one rank opens no socket and no shared memory, none of its calls waits, and libtorch
 // keeps its own number of threads.

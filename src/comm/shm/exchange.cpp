@@ -177,6 +177,7 @@ bool Exchange::finish(const std::shared_ptr<Operation>& operation, Clock::time_p
     count_from_progress(*operation);
     if (!operation->ran && !await_head(patience)) return false;
   }
+  count_from_progress(*operation);  // it may have run in another call
   if (!is_over(*operation) && !channel_.await_done(operation->sequence, patience)) return false;
   operation->keep.reset();
   return true;

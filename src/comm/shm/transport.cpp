@@ -212,26 +212,29 @@ class ShmTransport : public Transport {
     const int size = static_cast<int>(members.size());
     const int new_rank =
         static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
-    static_assert(sizeof(Offer) <= RankBlock::kShown);
-    Channel& channel = exchange_->channel();
     Segment segment;
-    Offer offer{};
     ShmOptions options{.timeout = options_.timeout, .launcher_status = options_.launcher_status};
     for (int member : members) {
       options.members.push_back(options_.members[member]);
       options.doors.push_back(options_.doors[member]);
       if (!options_.called.empty()) options.called.push_back(options_.called[member]);
     }
+    Offer mine{};
     if (new_rank == 0) {
-      offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
-      channel.show(subsets_, {reinterpret_cast<const char*>(&offer), sizeof offer});
+      mine = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
     } else {
-      const std::string what =
-          fmt::format("split: the memory of rank {}", channel.name_of(members[0]));
-      std::memcpy(&offer, channel.see(members[0], subsets_, what, {options_.timeout}),
-                  sizeof offer);
+      const Offer offer = shown_by(members[0]);
+      try {
+        segment = accept(offer);
+      } catch (const CommError& error) {
+        set_text(mine.problem, error.what());
+      }
     }
-    if (new_rank != 0 || offer.handle.bytes < 0) segment = accept(offer);
+    exchange_->channel().show(subsets_, {reinterpret_cast<const char*>(&mine), sizeof mine});
+    // Else the others would wait in the new group for a rank that cannot join it.
+    for (const int member : members) {
+      if (const Offer theirs = shown_by(member); theirs.problem[0]) throw CommError(theirs.problem);
+    }
     return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, std::move(options));
   }
 
@@ -357,6 +360,18 @@ class ShmTransport : public Transport {
     const int64_t count = c10::multiply_integers(sizes);
     const int64_t bytes = count * static_cast<int64_t>(options.dtype().itemsize());
     return count == 0 ? 0 : page_rounded(std::min(bytes, kMost));
+  }
+
+  Offer shown_by(int member) {
+    static_assert(sizeof(Offer) <= RankBlock::kShown);
+    Channel& channel = exchange_->channel();
+    Offer offer{};
+    std::memcpy(&offer,
+                channel.see(member, subsets_,
+                            fmt::format("split: the memory of rank {}", channel.name_of(member)),
+                            {options_.timeout}),
+                sizeof offer);
+    return offer;
   }
 
   // Mapped by every rank; this one gives its `own` bytes their pages.

@@ -149,6 +149,10 @@ std::string StoreClient::compare_set(std::string_view key, std::string_view expe
 std::vector<std::string> StoreClient::get(const std::vector<std::string>& keys, Deadline deadline) {
   Call call(*this, deadline);
   call.ask(about(StoreQuery::MultiGet, keys));
+  if (!call.is_answered()) {
+    call.patience().fail(std::string(StoreLine::kUnanswered) +
+                         ", or another client has removed what was there");
+  }
   std::vector<std::string> values;
   for (size_t i = 0; i < keys.size(); ++i) values.push_back(call.text());
   call.done();

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <netdb.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -19,6 +20,9 @@
 
 namespace lockstep::comm {
 namespace {
+
+// For the answer to a question that the server can answer at once.
+constexpr std::chrono::seconds kAnswer{2};
 
 std::string advice(const StoreOptions& options, int error) {
   if (error == EADDRINUSE) {
@@ -179,9 +183,12 @@ void Store::set_confirmed(const std::string& key, std::string_view value) const 
 }
 
 std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) const {
+  const auto deadline = after(timeout);
   wait({key}, timeout);
-  return guarded("get " + key, timeout_, [&](auto& client, auto deadline) {
-    return client.get({full(key)}, deadline).front();
+  // If another rank removes the key now, this waits for it again: not longer than the caller would,
+  // but for the time that an answer may take.
+  return guarded("get " + key, timeout_, [&](auto& client, auto) {
+    return client.get({full(key)}, std::max(deadline, after(kAnswer))).front();
   });
 }
 

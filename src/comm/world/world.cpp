@@ -32,8 +32,10 @@
 namespace lockstep::comm {
 
 struct World::State {
-  // The server is kept beyond this, and a process may end without destroying it (_exit()).
+  // The server is kept beyond this, and a process may end without destroying it (_exit()). Ranks
+  // that form a group with this one would wait for it.
   ~State() {
+    group = Group();
     if (store) store->linger();
   }
 

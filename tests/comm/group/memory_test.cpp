@@ -84,6 +84,16 @@ TEST_P(GroupMemoryOf, EndsTheGroupWhereOneRankHasTooLittle) {
   });
 }
 
+TEST(GroupMemoryOfAPart, IsAnErrorOfAllWhereOneRankHasTooLittle) {
+  spawn(3, [](World& world) {
+    const Group& group = world.group();
+    group.barrier().wait();
+    if (group.rank() == 1) limit_memory(1 << 20);
+    EXPECT_THAT(message_of<CommError>([&] { (void)group.split(0); }), HasSubstr("cannot map"));
+    group.barrier().wait();  // which goes on
+  });
+}
+
 TEST_P(EmptyTensorOf, IsAlikeOnEveryTransport) {
   spawn(GetParam(), [](World& world) {
     const Group& group = world.group();

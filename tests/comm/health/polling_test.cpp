@@ -120,6 +120,36 @@ TEST(PollingOverSharedMemory, ALaterCallHasAllOfItsTime) {
   });
 }
 
+// Nor is that for which it waited until all had come, once they have.
+TEST(PollingOverSharedMemory, TheDeadlineStartsAgainWhenTheCallHasGoneOn) {
+  spawn(3, [](World& world) {
+    const Group& group = world.group();
+    const at::Tensor data = group.empty({4}).fill_(1);
+    Work work;
+    const auto call = [&] { work = group.all_reduce(data, ReduceOp::Sum, {.timeout = 2s}); };
+    const auto& store = world.store();
+    if (world.rank() == 0) {
+      call();
+      const auto start = Clock::now();
+      EXPECT_FALSE(work.is_completed());  // begins to wait
+      std::this_thread::sleep_until(start + 2100ms);
+      store.set("late", "");
+      store.wait({"begun/1", "begun/2"});
+      EXPECT_FALSE(work.is_completed());  // rank 1 has not added up its part
+      EXPECT_EQ(message_of<CommError>([&] { EXPECT_FALSE(work.wait_for(1ms)); }), "nothing");
+      store.set("goes on", "");
+    } else {
+      if (world.rank() == 2) store.wait({"late", "begun/1"});
+      call();
+      store.set("begun/" + std::to_string(world.rank()), "");
+      store.wait({"goes on"});
+    }
+    work.wait();
+    EXPECT_EQ(data[0].item<float>(), 3);
+    group.barrier().wait();
+  });
+}
+
 // As one that is found by a wait.
 TEST(PollingOverSharedMemory, AFailureIsReportedToTheLauncher) {
   const flight::Segment launcher(2);

@@ -15,6 +15,8 @@
 #include <string>
 #include <thread>
 
+#include "comm/store/client.h"
+#include "comm/store/server.h"
 #include "lockstep/comm/join.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -73,6 +75,26 @@ void take_the_slow_way() {
     forward(socket.fd, std::atoi(getenv("MASTER_PORT")));
   }
   setenv("MASTER_PORT", std::to_string(socket.port).c_str(), 1);
+}
+
+// Which the other one learns before rank 0 has waited for it in vain.
+TEST(StoreEnd, ARankThatLeavesIsMissedByOneThatSplitsTheGroup) {
+  spawn_bare(2,
+             [](int rank) {
+               std::optional<World> world(World::from_env());
+               world->group().barrier().wait();
+               if (rank > 0) {
+                 EXPECT_THROW((void)world->group().split(0), CommError);
+                 return;
+               }
+               const auto deadline = std::chrono::steady_clock::now() + 60s;
+               comm::StoreClient client("127.0.0.1", std::atoi(getenv("MASTER_PORT")), deadline);
+               while (client.add(comm::kMaking, 0, deadline) == 0) std::this_thread::yield();
+               const auto start = std::chrono::steady_clock::now();
+               world.reset();
+               EXPECT_LT(std::chrono::steady_clock::now() - start, comm::StoreServer::kLinger);
+             },
+             {.backend = "tcp"});
 }
 
 TEST(StoreEnd, ARankThatIsFirstLeavesTheOthersTimeToMakeTheirGroup) {

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstdlib>
 
+#include "comm/store/protocol.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/spawn.h"
@@ -51,6 +53,25 @@ TEST(Store, AKeyThatNobodySetsIsNamedAtTheDeadline) {
   EXPECT_THAT(message_of<CommError>([&] { store.get("absent", 50ms); }),
               AllOf(HasSubstr("wait for absent"), HasSubstr(store.address())));
   EXPECT_FALSE(store.check({"absent"}));  // still usable
+}
+
+// A queue is there, but has no value: as a key that another rank has removed after the wait for it.
+TEST(Store, AGetOfWhatIsRemovedMeanwhileEndsAtItsOwnDeadline) {
+  const Store store = served(30s);
+  const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = test::loopback(store.port());
+  ASSERT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const std::string push =
+      StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+      StoreMessage(StoreQuery::Push).text(std::string(kUsers) + "queue").text("1").bytes();
+  ASSERT_EQ(send(fd.get(), push.data(), push.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(push.size()));
+  store.wait({"queue"}, 30s);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(message_of<CommError>([&] { (void)store.get("queue", 1ms); }),
+              HasSubstr("another client has removed"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 25s);
+  EXPECT_EQ(store.add("count", 1), 1);  // still usable
 }
 
 TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {

@@ -77,7 +77,8 @@ RecordQueue::RecordQueue(Take take) : state_(std::make_shared<State>(std::move(t
 
 RecordQueue::~RecordQueue() {
   if (!process_.is_here()) {
-    thread_.detach();
+    // Of no use to the child, whose threads may have the memory by which detach() finds this one.
+    static_cast<void>(new std::thread(std::move(thread_)));
     return;
   }
   const bool is_written = flush(std::chrono::seconds(1));
