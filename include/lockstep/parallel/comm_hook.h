@@ -54,9 +54,9 @@ class CommHook {
   virtual std::optional<Group> subgroup() const { return std::nullopt; }
 
   // Called at the end of each pass, with the names of parameters that no rank used in it, or of all
-  // when what one rank found wrong makes backward() throw ConfigError on all ranks. Their gradients
-  // are not what start() computed, so what the hook carries for them has to be what it was before
-  // the pass; otherwise a part of their next gradient is lost.
+  // when backward() throws ConfigError on all ranks. Their gradients are not what start() computed,
+  // so what the hook carries for them has to be what it was before the pass; otherwise a part of
+  // their next gradient is lost.
   virtual void end_pass(const std::vector<std::string>& unused);
 
   // Called by Ddp's constructor and by refresh() on every rank, between passes: the parameters

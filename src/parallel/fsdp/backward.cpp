@@ -242,7 +242,8 @@ void Fsdp::State::end_backward() {
 // What the pass has added to the others' cannot be told from what came before it, and as it has no
 // guard nor average yet, neither the module's zero_grad() nor an optimizer's would reach it.
 void Fsdp::State::abandon_backward() {
-  if (std::exchange(in_pass_, false)) {
+  const bool was_in_pass = std::exchange(in_pass_, false);
+  if (was_in_pass) {
     for (const auto& unit : units_) {
       if (unit->reduced) continue;
       for (auto& flat : unit->flats) memory_->take_back(flat.drop_gradients());
@@ -256,6 +257,7 @@ void Fsdp::State::abandon_backward() {
   for (const auto& unit : units_) {
     if (std::exchange(unit->backward_open, false)) --unit->uses;
   }
+  if (was_in_pass && !is_in_lane()) end_whole();
   may_be_written_ = true;  // by the step of gradients from before, as after any backward()
 }
 

@@ -67,19 +67,21 @@ TEST(DdpThrown, AnOptimizersZerosStay) {
   });
 }
 
-// Averages, and throws once when it is told to.
+// Averages, and throws when it is told to: once, or for each bucket.
 class Throwing : public CommHook {
  public:
-  enum class At { Never, Start, Then };
+  enum class At { Never, Start, Then, EachThen };
   At at = At::Never;
 
   std::string_view name() const override { return "throwing"; }
   comm::Work start(const Group& group, const parallel::Bucket& bucket) override {
     if (bucket.last) throw_once(At::Start);
-    return comm::then(group.all_reduce(bucket.flat, ReduceOp::Average), [this] {
-      throw_once(At::Then);
-      return comm::Work();
-    });
+    return comm::then(group.all_reduce(bucket.flat, ReduceOp::Average),
+                      [this, each = at == At::EachThen] {
+                        if (each) throw std::runtime_error("the hook's");
+                        throw_once(At::Then);
+                        return comm::Work();
+                      });
   }
   int64_t bytes_sent() const override { return 0; }
 
@@ -96,9 +98,10 @@ TEST(DdpThrown, AHooksExceptionIsThrownOnce) {
     Mlp net;
     const auto hook = std::make_shared<Throwing>();
     Ddp ddp(net, world.group(), {.bucket_bytes = {1, 1}, .hook = hook});
-    for (const auto where : {Throwing::At::Start, Throwing::At::Then}) {
+    for (const auto where : {Throwing::At::Start, Throwing::At::Then, Throwing::At::EachThen}) {
       hook->at = where;
       EXPECT_THROW(square_loss(net, world.rank(), 1).backward(), std::runtime_error);
+      hook->at = Throwing::At::Never;
       ddp.zero_grad();
       square_loss(net, world.rank(), 2).backward();
       expect_near(gradients(net), average_gradients(2, make_mlp, [](Mlp& m, int r) {

@@ -119,15 +119,16 @@ TEST(FsdpThrown, GradientsThatHadArrivedAreGone) {
 }
 
 // Of the gradients from before, by an optimizer that writes past autograd. Units that were open are
-// gathered again.
-TEST(FsdpThrown, AStepAfterItIsSeenByTheNextForward) {
-  on_both([](World& world, const FsdpOptions& options) {
+// gathered again, as those of unshard().
+void step_after_it(bool unsharded) {
+  on_both([unsharded](World& world, const FsdpOptions& options) {
     Tower net, usual;
     Fsdp fsdp(net, world.group(), with_units(options, units_of<BlockImpl>(*net)));
     Ddp ddp(usual, world.group());
     torch::optim::SGD divided(fsdp.parameters(), 0.1), whole(usual->parameters(), 0.1);
     tower_loss(net, world.rank(), 0).backward();
     tower_loss(usual, world.rank(), 0).backward();
+    if (unsharded) fsdp.unshard();
     const auto bias = net->blocks[1]->up->bias;
     const auto hook = bias.register_hook(
         [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
@@ -142,6 +143,9 @@ TEST(FsdpThrown, AStepAfterItIsSeenByTheNextForward) {
     expect_same_gradients(fsdp, usual, 0);
   });
 }
+
+TEST(FsdpThrown, AStepAfterItIsSeenByTheNextForward) { step_after_it(false); }
+TEST(FsdpThrown, AStepAfterItIsSeenAlsoAfterUnshard) { step_after_it(true); }
 
 // What it leaves in memory that the ranks share needs no more memory than before.
 TEST(FsdpGone, ADdpGivesEachRankParametersOfItsOwn) {

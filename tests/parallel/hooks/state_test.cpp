@@ -83,21 +83,27 @@ TEST(HookState, AnOverflowLeavesItAsItWasBeforeThePass) {
 }
 
 TEST(HookState, APassThatIsRefusedLeavesItAsItWasBefore) {
-  spawn(2, [](World& world) {
+  const auto refused = [](Mlp& net, int rank, Unused unused) {
+    if (unused == Unused::Error) return net.second(net.first(input(rank, 3))).sum().backward();
+    if (rank == 1) net.third->bias.mutable_grad() = at::ones({3}, at::kDouble);
+    square_loss(net, rank, 3).backward();
+  };
+  spawn(2, [&](World& world) {
     for (const auto& [name, make] : makers_of_hooks()) {
-      SCOPED_TRACE(name);
-      Mlp net;
-      const auto hook = make();
-      Ddp ddp(net, world.group(), {.bucket_bytes = {64}, .hook = hook});
-      for (int pass = 0; pass < 3; ++pass) square_loss(net, world.rank(), pass).backward();
-      auto before = hook->state();
-      for (auto& [piece, tensor] : before) tensor = tensor.clone();
-      ddp.zero_grad();
-      if (world.rank() == 1) net.third->bias.mutable_grad() = at::ones({3}, at::kDouble);
-      EXPECT_THROW(square_loss(net, world.rank(), 3).backward(), ConfigError);
-      for (const auto& [piece, tensor] : hook->state()) {
-        if (piece == "iteration") continue;
-        EXPECT_TRUE(at::equal(tensor, before.at(piece))) << piece;
+      for (const auto unused : {Unused::Zero, Unused::Error}) {
+        SCOPED_TRACE(name);
+        Mlp net;
+        const auto hook = make();
+        Ddp ddp(net, world.group(), {.bucket_bytes = {64}, .unused = unused, .hook = hook});
+        for (int pass = 0; pass < 3; ++pass) square_loss(net, world.rank(), pass).backward();
+        auto before = hook->state();
+        for (auto& [piece, tensor] : before) tensor = tensor.clone();
+        ddp.zero_grad();
+        EXPECT_THROW(refused(net, world.rank(), unused), ConfigError);
+        for (const auto& [piece, tensor] : hook->state()) {
+          if (piece == "iteration") continue;
+          EXPECT_TRUE(at::equal(tensor, before.at(piece))) << piece;
+        }
       }
     }
   });

@@ -43,6 +43,7 @@ void Reducer::add_priors() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (has_prior[i] == 0 || (options_.unused == Unused::Zero && !used[i])) continue;
     if (is_sparse(i)) {
+      end_refused_pass();
       throw ConfigError(fmt::format(
           "[join] parameter '{}' has a sparse gradient and got one in a second backward() of one "
           "step, in which some ranks have no batch: add the losses and run one backward(), or use "

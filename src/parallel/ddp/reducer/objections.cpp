@@ -43,12 +43,16 @@ void Reducer::refuse_objected() {
   flags_.clear_objection();
   forget();
   if (lanes_) abandon_lanes();
-  if (options_.hook) {  // what it has sent becomes no gradient
-    std::vector<std::string> all;
-    for (size_t i = 0; i < dense_; ++i) all.push_back(parameters_[i].name);
-    options_.hook->end_pass(all);
-  }
+  end_refused_pass();
   objection_.refuse(group_, "ddp", call("objections"));
+}
+
+// What the hook has sent becomes no gradient.
+void Reducer::end_refused_pass() const {
+  if (!options_.hook) return;
+  std::vector<std::string> all;
+  for (size_t i = 0; i < dense_; ++i) all.push_back(parameters_[i].name);
+  options_.hook->end_pass(all);
 }
 
 }  // namespace lockstep::parallel

@@ -178,9 +178,17 @@ void Reducer::arrived(size_t parameter) {
   queue_->launch(*this);
 }
 
-// Collectives that a backward() left in flight when it threw still write to the buckets.
+// Collectives that a backward() left in flight when it threw still write to the buckets. What a
+// hook throws for them is of that backward().
 void Reducer::finish_abandoned() {
-  for (auto& work : works_) std::exchange(work, {}).wait();
+  for (auto& work : works_) {
+    try {
+      std::exchange(work, {}).wait();
+    } catch (const CommError&) {
+      throw;
+    } catch (...) {
+    }
+  }
   works_.clear();
 }
 

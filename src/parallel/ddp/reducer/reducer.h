@@ -170,6 +170,7 @@ class Reducer : public GradientListener,
   void abandon_lanes();
   void settle_unreached();
   void refuse_unreached() const;
+  void end_refused_pass() const;
   void object_to_frozen();
   void rebuild();
 

@@ -80,6 +80,7 @@ void Reducer::object_to_frozen() {
 
 void Reducer::refuse_unreached() const {
   if (!flags_.any_lacking()) return;
+  end_refused_pass();
   const auto of_all = flags_.lacking(), here = lacking();
   std::vector<std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) {
