@@ -153,8 +153,8 @@ class Transport {
   // The world's numbers of the ranks.
   std::vector<int> world_ranks() const;
   void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
-  // Called by every rank before some form subsets, and held meanwhile: where they do so by way of
-  // the store, rank 0, which serves that, may otherwise exit.
+  // Held by every rank while it, or another rank, forms a subset by way of the store: rank 0, which
+  // serves the store, may exit meanwhile.
   virtual std::shared_ptr<void> making_subsets() { return nullptr; }
   // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
   // among them). Called by the members only, after all ranks of this transport agreed on who they

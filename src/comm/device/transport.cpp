@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <thread>
 
@@ -242,9 +241,7 @@ class DeviceTransport : public Transport {
     return halves_->cpu->failure();
   }
   std::shared_ptr<void> making_subsets() override {
-    using Held = std::array<std::shared_ptr<void>, 2>;
-    return std::make_shared<Held>(
-        Held{std::make_shared<Store::Making>(state().store(), 1), halves_->cpu->making_subsets()});
+    return std::make_shared<Store::Making>(state().store(), 1);
   }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 

@@ -202,12 +202,7 @@ class ShmTransport : public Transport {
   void abort_all(std::string_view why) noexcept override { exchange_->channel().abort_all(why); }
   std::optional<std::string> failure() override { return exchange_->channel().failure(); }
 
-  // Tells apart what ranks show each other. A message instead would have to wait for those of the
-  // program.
-  std::shared_ptr<void> making_subsets() override {
-    ++subsets_;
-    return nullptr;
-  }
+  // Ranks show each other what a message would bring too late, behind those of the program.
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
     const int size = static_cast<int>(members.size());
     const int new_rank =
@@ -230,7 +225,8 @@ class ShmTransport : public Transport {
         set_text(mine.problem, error.what());
       }
     }
-    exchange_->channel().show(subsets_, {reinterpret_cast<const char*>(&mine), sizeof mine});
+    exchange_->channel().show(number_of_subset(),
+                              {reinterpret_cast<const char*>(&mine), sizeof mine});
     // Else the others would wait in the new group for a rank that cannot join it.
     for (const int member : members) {
       if (const Offer theirs = shown_by(member); theirs.problem[0]) throw CommError(theirs.problem);
@@ -362,12 +358,15 @@ class ShmTransport : public Transport {
     return count == 0 ? 0 : page_rounded(std::min(bytes, kMost));
   }
 
+  // The same on all ranks, which have come from the same collectives to this one.
+  uint32_t number_of_subset() { return exchange_->channel().next_sequence(); }
+
   Offer shown_by(int member) {
     static_assert(sizeof(Offer) <= RankBlock::kShown);
     Channel& channel = exchange_->channel();
     Offer offer{};
     std::memcpy(&offer,
-                channel.see(member, subsets_,
+                channel.see(member, number_of_subset(),
                             fmt::format("split: the memory of rank {}", channel.name_of(member)),
                             {options_.timeout}),
                 sizeof offer);
@@ -419,7 +418,6 @@ class ShmTransport : public Transport {
   std::shared_ptr<GroupMemoryIndex> index_;
   std::shared_ptr<Exchange> exchange_;
   int64_t memories_ = 0;
-  uint32_t subsets_ = 0;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,17 @@ TEST_P(Split, OfOneRankWhereTheOthersMakeASubgroup) {
                 }),
                 HasSubstr("the ranks disagree: rank "));
     world.group().barrier().wait();
+  });
+}
+
+TEST_P(Split, AgainAfterOneRankCouldNotBegin) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    if (group.rank() == 0) {
+      static_cast<void>(then(Work(), []() -> Work { throw std::runtime_error("its own"); }));
+      EXPECT_THROW((void)group.split(0), std::runtime_error);
+    }
+    group.split(0).barrier().wait();
   });
 }
 
