@@ -8,7 +8,8 @@
 
 namespace lockstep::checkpoint {
 
-// The rank's file and its boxes, as JSON; nothing when there is none to write.
+// The rank's file, and what publish() reads of each box, as JSON; nothing when there is none to
+// write.
 std::string Save::write_share() const {
   if (share.entries.empty()) return "";
   const std::string name = fmt::format("shard-{}-of-{}.safetensors", group.rank(), group.size());
@@ -17,13 +18,8 @@ std::string Save::write_share() const {
   for (size_t i = 0; i < share.entries.size(); ++i) {
     const auto& [tensor, dtype, sizes, box] = share.boxes[i];
     const auto& entry = share.entries[i].name;
-    report["boxes"].push_back({{"tensor", tensor},
-                               {"dtype", dtype},
-                               {"sizes", sizes},
-                               {"offset", box.offset},
-                               {"size", box.size},
-                               {"entry", entry},
-                               {"xxh3", hex(written.tensors.at(entry))}});
+    report["boxes"].push_back(Json::array(
+        {tensor, dtype, sizes, box.offset, box.size, entry, hex(written.tensors.at(entry))}));
   }
   return report.dump();
 }
@@ -36,18 +32,16 @@ void Save::publish(const std::vector<std::string>& reports) const {
     const std::string file = report["file"];
     whole.files[file] = {report["bytes"], *from_hex(report["xxh3"].get<std::string>())};
     for (const auto& box : report["boxes"]) {
-      const std::string name = box["tensor"], dtype = box["dtype"];
-      const Sizes sizes = box["sizes"];
+      const std::string name = box[0], dtype = box[1];
+      const Sizes sizes = box[2];
       const auto [place, fresh] = whole.tensors.try_emplace(name, ManifestTensor{dtype, sizes, {}});
       auto& tensor = place->second;
       if (tensor.dtype != dtype || tensor.sizes != sizes) {
         throw CheckpointError(
             fmt::format("[checkpoint] the ranks give {} different sizes or dtypes", name));
       }
-      tensor.boxes.push_back({{box["offset"], box["size"]},
-                              file,
-                              box["entry"],
-                              *from_hex(box["xxh3"].get<std::string>())});
+      tensor.boxes.push_back(
+          {{box[3], box[4]}, file, box[5], *from_hex(box[6].get<std::string>())});
     }
   }
   for (const auto& [name, tensor] : whole.tensors) {
@@ -58,8 +52,6 @@ void Save::publish(const std::vector<std::string>& reports) const {
           "[checkpoint] the ranks' parts of {} are not all of it once: {}", name, fault));
     }
   }
-  // One that cannot be read must not push out those that can.
-  manifest_from(to_json(whole), fmt::format("[checkpoint] what step {} saves", manifest.step));
   directory->publish(std::move(whole));
   directory->retain(retention);
 }

@@ -55,6 +55,21 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(to_json(read), to_json(manifest));
 }
 
+// As a library of JSON lays it out, with one space for each level.
+TEST(Manifest, IsLaidOutAsAnyJson) {
+  Manifest manifest = sample();
+  manifest.tensors["a \"b\"\n\u00e9\x7f"] = {
+      "F16",
+      {2, 3},
+      {{{{0, 0}, {1, 3}}, "a.safetensors", "a\\", 7}, {{{1, 0}, {1, 3}}, "b", "a", 8}}};
+  manifest.tensors["none"] = {"F32", {0}, {}};
+  for (;; manifest.tensors.clear()) {
+    const std::string text = to_json(manifest);
+    EXPECT_EQ("{\n " + text.substr(1), nlohmann::ordered_json::parse(text).dump(1) + "\n");
+    if (manifest.tensors.empty()) break;
+  }
+}
+
 TEST(Manifest, TheHeadIsReadAlone) {
   Manifest manifest = sample();
   manifest.metrics["odd \",\n \"values\": {"] = -1;

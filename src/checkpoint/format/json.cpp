@@ -71,8 +71,11 @@ std::string in_quotes(std::string_view text) {
   size_t cut = std::min<size_t>(text.size(), 200);  // not within a character
   while (cut > 0 && cut < text.size() && (text[cut] & 0xC0) == 0x80) --cut;
   const std::string_view part = text.substr(0, cut);
-  const auto as_json = Json(part).dump(-1, ' ', false, Json::error_handler_t::replace);
-  const bool is_utf8 = Json::parse(as_json).get<std::string>() == part;
+  bool is_utf8 = std::ranges::all_of(part, [](char c) { return (c & 0x80) == 0; });
+  if (!is_utf8) {
+    const auto as_json = Json(part).dump(-1, ' ', false, Json::error_handler_t::replace);
+    is_utf8 = Json::parse(as_json).get<std::string>() == part;
+  }
   std::string shown = "'";
   for (const char c : part) {
     const auto code = static_cast<unsigned char>(c);

@@ -182,6 +182,8 @@ std::string Directory::begin(int64_t step) {
 std::string Directory::publish(Manifest manifest) {
   manifest.save = checkpoints_.empty() ? 1 : checkpoints_.back().save + 1;
   const std::string text = to_json(manifest);
+  // One that cannot be read must not push out those that can.
+  manifest_from(text, fmt::format("[checkpoint] what step {} saves", manifest.step));
   write_file(files_, fmt::format("{}/{}", temporary_, kManifestName), text);
   sync_directory(files_, temporary_);
   // A step that is saved again, after a restart from before it, does not replace the earlier one.

@@ -1,7 +1,9 @@
 #include "lockstep/checkpoint/manifest.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -39,16 +41,35 @@ struct ToJson {
   }
 };
 
-nlohmann::ordered_json json_of(const ManifestTensor& tensor) {
-  auto boxes = nlohmann::ordered_json::array();
-  for (const auto& box : tensor.boxes) {
-    boxes.push_back({{"file", box.file},
-                     {"entry", box.entry},
-                     {"offset", box.box.offset},
-                     {"size", box.box.size},
-                     {"xxh3", hex(box.checksum)}});
+std::string in_json(const std::string& text) {
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; };
+  return std::ranges::all_of(text, is_plain) ? '"' + text + '"' : Json(text).dump();
+}
+
+// `line` begins the line of the last bracket.
+std::string in_json(const Sizes& sizes, std::string_view line) {
+  if (sizes.empty()) return "[]";
+  return fmt::format("[{} {}{}]", line, fmt::join(sizes, fmt::format(",{} ", line)), line);
+}
+
+// The tensors' part of the file, laid out as the rest. A tree of JSON values for thousands of
+// tensors takes more time than writing them does.
+std::string in_json(const std::map<std::string, ManifestTensor>& tensors) {
+  std::string text = "{";
+  for (const auto& [name, tensor] : tensors) {
+    text += fmt::format("{}\n  {}: {{\n   \"dtype\": {},\n   \"shape\": {},\n   \"boxes\": [",
+                        text.size() > 1 ? "," : "", in_json(name), in_json(tensor.dtype),
+                        in_json(tensor.sizes, "\n   "));
+    for (const auto& box : tensor.boxes) {
+      text += fmt::format(
+          "{}\n    {{\n     \"file\": {},\n     \"entry\": {},\n     \"offset\": {},\n"
+          "     \"size\": {},\n     \"xxh3\": \"{}\"\n    }}",
+          text.back() == '[' ? "" : ",", in_json(box.file), in_json(box.entry),
+          in_json(box.box.offset, "\n     "), in_json(box.box.size, "\n     "), hex(box.checksum));
+    }
+    text += tensor.boxes.empty() ? "]\n  }" : "\n   ]\n  }";
   }
-  return {{"dtype", tensor.dtype}, {"shape", tensor.sizes}, {"boxes", boxes}};
+  return text + (tensors.empty() ? "}" : "\n }");
 }
 
 // Reads a parsed manifest; every complaint has the file and the place in it.
@@ -287,11 +308,11 @@ std::string to_json(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) {
     files[name] = {{"bytes", file.bytes}, {"xxh3", hex(file.checksum)}};
   }
-  auto& tensors = object("tensors");
-  for (const auto& [name, tensor] : manifest.tensors) put(tensors, name, json_of(tensor));
   try {
-    return with_checksum(std::string(kBegin) + std::string(kNoChecksum) + "\",\n" +
-                         json.dump(1).substr(2) + "\n");
+    std::string head = json.dump(1).substr(2);
+    head.resize(head.size() - 2);  // the line of the last brace
+    return with_checksum(fmt::format("{}{}\",\n{},\n \"tensors\": {}\n}}\n", kBegin, kNoChecksum,
+                                     head, in_json(manifest.tensors)));
   } catch (const Json::exception& error) {
     throw CheckpointError(
         fmt::format("[checkpoint] a name or value is not UTF-8: {}", in_quotes(error.what())));
