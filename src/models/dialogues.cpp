@@ -31,6 +31,10 @@ class Dialogues {
           "others are above 0",
           o.max_new_tokens, o.temperature, o.top_k, o.top_p, options.rows, options.chunk));
     }
+    if (o.vocabulary < 0) fail(fmt::format("vocabulary = {}: it is 0 or more", o.vocabulary));
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (given[i].dialogue == nullptr) fail(fmt::format("the dialogue {} is a null pointer", i));
+    }
     if (options.context < 2 || options.context > net_.options.max_length) {
       fail(fmt::format("context = {}: from 2 to the model's max_length = {}", options.context,
                        net_.options.max_length));
@@ -63,6 +67,12 @@ class Dialogues {
   DialogueTokens& tokens(const Row& row) { return out_[row.number]; }
 
   void add(const Row& row, std::span<const int32_t> ids, bool own) {
+    for (const int32_t id : ids) {
+      if (id < 0 || id >= net_.options.vocabulary) {
+        fail(fmt::format("the dialogue {} has the token {}; the vocabulary is {}", row.number, id,
+                         net_.options.vocabulary));
+      }
+    }
     auto& to = tokens(row);
     to.ids.insert(to.ids.end(), ids.begin(), ids.end());
     to.own.insert(to.own.end(), ids.size(), own ? 1 : 0);

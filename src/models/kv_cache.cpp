@@ -25,6 +25,13 @@ void KvCache::set_lengths(std::vector<int64_t> lengths) {
     throw ConfigError(fmt::format("[transformer] KvCache: {} lengths for {} sequences",
                                   lengths.size(), lengths_.size()));
   }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] < 0 || lengths[i] > lengths_[i]) {
+      throw ConfigError(
+          fmt::format("[transformer] KvCache: sequence {} has {} tokens; it cannot get {}", i,
+                      lengths_[i], lengths[i]));
+    }
+  }
   lengths_ = std::move(lengths);
   step_ = {};
 }

@@ -24,8 +24,12 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 void refuse_broken(std::span<const float> logits) {
-  int64_t broken = 0;
-  for (const float x : logits) broken += x < kInfinity ? 0 : 1;
+  size_t broken = 0, never = 0;  // minus infinity is a token that is never drawn
+  for (const float x : logits) {
+    broken += x < kInfinity ? 0 : 1;
+    never += x == -kInfinity ? 1 : 0;
+  }
+  if (never == logits.size()) broken = never;
   if (broken == 0) return;
   throw Error(
       fmt::format("[generate] {} of {} logits are NaN or infinite, so no token can be chosen: the "
@@ -43,10 +47,12 @@ int32_t sample_token(std::span<const float> logits, const GenerateOptions& optio
   const size_t n = logits.size();
   const auto k = options.top_k > 0 ? std::min(n, static_cast<size_t>(options.top_k)) : n;
   const float most = *std::max_element(logits.begin(), logits.end());
+  // Beyond float32's range the weights would be 0 / 0 or infinity / infinity.
+  using Limits = std::numeric_limits<float>;
+  const auto temperature =
+      static_cast<float>(std::clamp<double>(options.temperature, Limits::min(), Limits::max()));
   std::vector<float> weights(n);
-  for (size_t i = 0; i < n; ++i) {
-    weights[i] = std::exp((logits[i] - most) / static_cast<float>(options.temperature));
-  }
+  for (size_t i = 0; i < n; ++i) weights[i] = std::exp((logits[i] - most) / temperature);
   if (k < n || options.top_p < 1) {
     // Of equal ones those with the lower numbers are more likely.
     std::vector<int32_t> order(n);

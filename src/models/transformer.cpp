@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "comm/transport.h"
+#include "core/counted.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel/call.h"
@@ -145,6 +146,10 @@ at::Tensor TransformerImpl::hidden(const at::Tensor& ids) {
 
 at::Tensor TransformerImpl::hidden(const at::Tensor& ids, KvCache& cache) {
   check_ids(ids);
+  if (ids.size(0) != cache.sequences()) {
+    throw ConfigError(fmt::format("[transformer] forward: ids of {} for a KvCache of {}",
+                                  counted(ids.size(0), "sequence"), cache.sequences()));
+  }
   if (auto step = TokenStep::of(*this, ids, cache)) return step->run();
   at::Tensor x = model->embed_tokens(ids);
   const auto [cosines, sines] = rotation(cache.positions(ids.size(1)), x);
@@ -171,6 +176,8 @@ at::Tensor TransformerImpl::forward(const at::Tensor& ids, const at::Tensor& tar
 }
 
 KvCache TransformerImpl::make_cache(int64_t sequences, int64_t length) const {
+  check_positive("transformer", "sequences of a KvCache", sequences);
+  check_positive("transformer", "length of a KvCache", length);
   const auto& weight = model->embed_tokens->weight;
   std::vector<KvCache::Layer> layers;
   for (int64_t i = 0; i < options.layers; ++i) {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "lockstep/core/error.h"
+#include "lockstep/text/utf8.h"
 #include "text/unicode.h"
 
 namespace lockstep::text {
@@ -97,13 +98,22 @@ Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(g
       bytes.resize(static_cast<size_t>(id) + 1);
       known.resize(static_cast<size_t>(id) + 1);
     }
-    bytes[static_cast<size_t>(id)] = content;
+    std::string& here = bytes[static_cast<size_t>(id)];
+    if (known[static_cast<size_t>(id)] != 0 && here != content) {
+      throw DataError(fmt::format("[text] {}: two tokens have the number {}: '{}' and '{}'", where,
+                                  id, valid_utf8(here), valid_utf8(content)));
+    }
+    here = content;
     known[static_cast<size_t>(id)] = 1;
   };
   for (const auto& [content, id] : model.vocabulary) place(content, id);
   for (const auto& [token, id] : model.added) {
     if (token.content.empty()) {
       throw DataError(fmt::format("[text] {}: the added token {} is empty", where, id));
+    }
+    if (valid_utf8(token.content) != token.content) {
+      throw DataError(fmt::format("[text] {}: the added token '{}' is not UTF-8", where,
+                                  valid_utf8(token.content)));
     }
     place(token.content, id);
     added[id] = token;

@@ -123,11 +123,11 @@ TokenWriter::TokenWriter(std::string folder, const TokenWriterOptions& options)
                     "separator is below the vocabulary, the others above 0",
                     folder, options.vocabulary, options.separator, options.shard_tokens));
   }
-  if (std::filesystem::exists(folder + "/tokens.json")) {
+  std::error_code error;  // what is wrong with the folder, making it says
+  if (std::filesystem::exists(folder + "/tokens.json", error)) {
     throw ConfigError(fmt::format(
         "[tokens] {} has token files already: give another folder, or remove it", folder));
   }
-  std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) fail(folder, fmt::format("cannot be made: {}", error.message()));
   state_->folder = std::move(folder);
@@ -167,13 +167,14 @@ int64_t TokenWriter::finish() {
 
 TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
   TokenFiles files;
-  if (!std::filesystem::is_directory(path)) {
+  std::error_code none;
+  if (!std::filesystem::is_directory(path, none)) {
     files.type_ = type;
     files.add(path, std::nullopt);
     return files;
   }
   const std::string name = path + "/tokens.json";
-  if (!std::filesystem::exists(name)) {
+  if (!std::filesystem::exists(name, none) && !none) {
     fail(name,
          "cannot be opened: there is none; `lockstep tokenize FILES --to FOLDER` makes such "
          "a folder from texts");
@@ -206,15 +207,16 @@ TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
 }
 
 void TokenFiles::add(const std::string& path, std::optional<int64_t> tokens) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe that nothing writes to would be waited for.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail_system(path, "cannot be opened");
   struct stat status {};
-  const int failed = ::fstat(fd, &status);
+  const bool is_file = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
   const auto bytes = static_cast<int64_t>(status.st_size);
   const int64_t each = bytes_of(type_);
-  if (failed != 0 || !S_ISREG(status.st_mode) || bytes % each != 0 ||
-      (tokens && bytes / each != *tokens)) {
+  if (!is_file || bytes % each != 0 || (tokens && bytes / each != *tokens)) {
     ::close(fd);
+    if (!is_file) fail(path, "this is not a regular file");
     fail(path, fmt::format("it has {} bytes; {} tokens of {} are wanted", bytes,
                            tokens ? fmt::to_string(*tokens) : "whole", name_of(type_)));
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -13,7 +14,8 @@
 namespace lockstep::text {
 
 Tokenizer Tokenizer::from_file(const std::string& path) {
-  if (std::filesystem::is_directory(path)) return from_file(path + "/tokenizer.json");
+  std::error_code none;  // read_file() says better what is wrong with a path
+  if (std::filesystem::is_directory(path, none)) return from_file(path + "/tokenizer.json");
   if (path.ends_with(".tiktoken")) return from_tiktoken(path);
   return from_json(read_file(path), path);
 }

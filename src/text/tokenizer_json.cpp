@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -178,14 +179,14 @@ class Reader {
     const Json& merges = at(model, "merges");
     if (!vocabulary.is_object()) fail("model.vocab is not an object");
     if (!merges.is_array()) fail("model.merges is not an array");
+    const auto added = numbers_of_added(out, vocabulary);
     std::unordered_map<std::string, int32_t> ids;
     ids.reserve(vocabulary.size());
     out.vocabulary.reserve(vocabulary.size());
     for (const auto& [symbols, number] : vocabulary.items()) {
       const int32_t id = number_of(number, "a number in model.vocab");
       auto bytes = bytes_of_symbols(symbols);
-      const auto is_this = [&](const auto& token) { return token.second == id; };
-      if (!bytes && std::any_of(out.added.begin(), out.added.end(), is_this)) continue;
+      if (added.contains(symbols) && bytes != symbols) continue;  // it stands there as text
       if (!bytes)
         fail("'{}' in model.vocab is not made of the characters that stand for bytes", symbols);
       ids.emplace(*bytes, id);
@@ -193,6 +194,30 @@ class Reader {
     }
     out.merges.reserve(merges.size());
     for (const Json& merge : merges) out.merges.push_back(merge_of(merge, ids));
+  }
+
+  // `tokenizers` gives an added token the number that its text has in model.vocab, else the next
+  // one that is free: where the file says another, they and we would disagree.
+  std::unordered_map<std::string_view, int32_t> numbers_of_added(
+      const Tokenizer::Parts::Model& model, const Json& vocabulary) const {
+    std::unordered_map<std::string_view, int32_t> numbers;
+    auto next = static_cast<int64_t>(vocabulary.size());
+    for (const auto& [token, id] : model.added) {
+      if (const auto [same, is_new] = numbers.emplace(token.content, id); !is_new) {
+        if (same->second == id) continue;
+        fail("the added token '{}' has the numbers {} and {}", token.content, same->second, id);
+      }
+      const auto there = vocabulary.find(token.content);
+      const int64_t theirs =
+          there == vocabulary.end() ? next : number_of(*there, "a number in model.vocab");
+      if (theirs != id) {
+        fail(
+            "the added token '{}' has the number {}; by model.vocab it would be {} in `tokenizers`",
+            token.content, id, theirs);
+      }
+      next = std::max<int64_t>(next, id + int64_t{1});
+    }
+    return numbers;
   }
 
   Merge merge_of(const Json& merge, const std::unordered_map<std::string, int32_t>& ids) const {
@@ -240,15 +265,33 @@ std::string Tokenizer::to_json() const {
                      {"normalized", token.normalized},
                      {"special", token.special}});
   }
-  auto vocabulary = Written::object();
   std::vector<std::string> symbols(parts_->bytes.size());
-  auto ordered = model.vocabulary;
-  std::sort(ordered.begin(), ordered.end(), [](auto& a, auto& b) { return a.second < b.second; });
-  std::string vocab = "{";
-  for (const auto& [bytes, id] : ordered) {
+  for (const auto& [bytes, id] : model.vocabulary)
     symbols[static_cast<size_t>(id)] = Json(symbols_of_bytes(bytes)).dump();
-    vocab += fmt::format("{}\n      {}: {}", vocab.size() == 1 ? "" : ",",
-                         symbols[static_cast<size_t>(id)], id);
+  // Added tokens that model.vocab does not have `tokenizers` numbers itself, one after another.
+  std::vector<std::string> vocabulary = symbols;
+  size_t next = model.vocabulary.size();
+  bool in_order = true;
+  for (const auto& [token, id] : model.added) {
+    const auto i = static_cast<size_t>(id);
+    const std::string shown = Json(token.content).dump();
+    const auto bytes = bytes_of_symbols(token.content);
+    const auto other = bytes ? parts_->ids.find(*bytes) : parts_->ids.end();
+    if (other != parts_->ids.end() && other->second != id &&
+        symbols[static_cast<size_t>(other->second)] == shown) {
+      throw DataError(
+          fmt::format("[text] to_json: the added token '{}' is {} and would be {} in `tokenizers`, "
+                      "where its characters are bytes: give it another text",
+                      token.content, id, other->second));
+    }
+    in_order = in_order && (vocabulary[i].empty() ? i == next++ : i < model.vocabulary.size());
+    if (vocabulary[i].empty()) vocabulary[i] = shown;
+  }
+  std::string vocab = "{";
+  for (size_t id = 0; id < symbols.size(); ++id) {
+    const std::string& text = (in_order ? symbols : vocabulary)[id];
+    if (!text.empty())
+      vocab += fmt::format("{}\n      {}: {}", vocab.size() == 1 ? "" : ",", text, id);
   }
   vocab += "\n    }";
   std::string merges = "[";

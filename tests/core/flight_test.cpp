@@ -4,6 +4,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -82,6 +83,24 @@ TEST(Flight, KeepsTheLastThirtyTwo) {
   EXPECT_EQ(log.last.front().count, 69);
   EXPECT_EQ(log.last.back().count, 100);
   EXPECT_THAT(log.where(now_ns()), HasSubstr("in no collective; the last was all_reduce sum"));
+}
+
+// The loop of a training and a checkpoint that is written meanwhile, in groups of their own.
+TEST(Flight, CallsOfSeveralThreadsHaveANumberEach) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    attach();
+    std::atomic<int> ready{0};
+    const auto many = [&] {
+      ++ready;
+      while (ready < 2) std::this_thread::yield();  // both at once
+      for (int i = 0; i < 1'000'000; ++i) end(begin(operation("all_reduce sum", i)));
+    };
+    std::thread other(many);
+    many();
+    other.join();
+  });
+  EXPECT_EQ(segment.read(0).calls, 2'000'000u);
 }
 
 TEST(Flight, CountsTimeOfTheOutermostSpan) {

@@ -171,5 +171,28 @@ TEST(Dialogues, WithoutRoomAreRefused) {
   });
 }
 
+TEST(Dialogues, WhatNoModelCanReadIsRefused) {
+  isolated([] {
+    auto net = small_net();
+    const auto refused = [&](Dialogue* dialogue, DialogueOptions o) {
+      return message_of<ConfigError>([&] { models::hold_dialogues(net, {{dialogue, 1}}, o); });
+    };
+    Echo beyond(0, 1, Ids{1, 50}), below(0, 1, Ids{-1}), fine(0, 1);
+    EXPECT_THAT(refused(&beyond, options()),
+                HasSubstr("dialogue 0 has the token 50; the vocabulary is 50"));
+    EXPECT_THAT(refused(&below, options()), HasSubstr("has the token -1"));
+    EXPECT_THAT(refused(nullptr, options()), HasSubstr("dialogue 0 is a null pointer"));
+    auto o = options();
+    o.sampling.vocabulary = -1;
+    EXPECT_THAT(refused(&fine, o), HasSubstr("vocabulary = -1"));
+    class : public Dialogue {
+      Ids begin() override { return {1}; }
+      Ids answer(std::span<const int32_t>, Written) override { return {7, 99}; }
+    } answers_beyond;
+    EXPECT_THAT(refused(&answers_beyond, options()), HasSubstr("has the token 99"));
+    EXPECT_TRUE(net->is_training());
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/core/error.h"
@@ -142,6 +143,30 @@ TEST(TokenStep, IsNotForWhatItDoesNotHave) {
     KvCache doubles = net->make_cache(2, 8);
     EXPECT_FALSE(suits(net, ids, doubles)) << "another dtype";
     net->hidden(ids, doubles);
+  });
+}
+
+TEST(KvCache, WhatDoesNotFitIsRefused) {
+  isolated([] {
+    Transformer net = net_of({.hidden = 32, .heads = 4});
+    const at::NoGradGuard no_grad;
+    const auto refused = [](const auto& call) { return message_of<ConfigError>(call); };
+    static_assert(!std::is_copy_constructible_v<KvCache>, "both would store in the same memory");
+    KvCache cache = net->make_cache(3, 8);
+    for (const int64_t length : {1, 2}) {
+      EXPECT_THAT(refused([&] { net->hidden(ids_of(1, length), cache); }),
+                  HasSubstr("ids of 1 sequence for a KvCache of 3"));
+    }
+    net->hidden(ids_of(3, 4), cache);
+    EXPECT_THAT(refused([&] {
+                  cache.set_lengths({4, 5, 4});
+                }),
+                HasSubstr("sequence 1 has 4 tokens; it cannot get 5"));
+    EXPECT_THAT(refused([&] { cache.set_lengths({4, 4, -1}); }), HasSubstr("cannot get -1"));
+    cache.set_lengths({4, 0, 2});
+    EXPECT_EQ(cache.lengths(), (std::vector<int64_t>{4, 0, 2}));
+    EXPECT_THAT(refused([&] { net->make_cache(0, 8); }), HasSubstr("sequences of a KvCache = 0"));
+    EXPECT_THAT(refused([&] { net->make_cache(1, -1); }), HasSubstr("length of a KvCache = -1"));
   });
 }
 

@@ -319,10 +319,29 @@ TEST(Generate, ADamagedModelIsNamed) {
         EXPECT_THAT(message_of<Error>([&] { models::sample_token(row, options, .5); }),
                     testing::HasSubstr("1 of 3 logits are NaN or infinite"));
       }
-      const std::vector<float> masked = {-infinity, -infinity, 2};
+      const std::vector<float> masked = {-infinity, -infinity, 2}, none(3, -infinity);
       EXPECT_EQ(models::sample_token(masked, options, 0), 2);
+      EXPECT_THAT(message_of<Error>([&] { models::sample_token(none, options, .5); }),
+                  testing::HasSubstr("3 of 3 logits are NaN or infinite"));
     }
   });
+}
+
+// Of 1e-46 float32 makes 0, of 1e39 infinity.
+TEST(Generate, DrawsAtTemperaturesBeyondFloat32) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<float> row = {2, 3, 3, 1, -std::numeric_limits<float>::infinity()};
+  const auto drawn = [&](double temperature, double draw) {
+    return models::sample_token(row, {.temperature = temperature, .top_k = 4}, draw);
+  };
+  for (const double cold : {1e-300, 1e-46, 1e-39}) {
+    EXPECT_EQ(drawn(cold, 0.4), 1);
+    EXPECT_EQ(drawn(cold, 0.9), 2);
+  }
+  for (const double hot : {1e38, 1e39, infinity}) {
+    EXPECT_EQ(drawn(hot, 0.1), 0);
+    EXPECT_EQ(drawn(hot, 0.9), 3);
+  }
 }
 
 TEST(CrossEntropy, IsThatOfAllLogitsInChunksOfAnySize) {

@@ -103,5 +103,26 @@ TEST(PeerText, SpecialTokensAsTextAndLeftOut) {
             read_file(folder / "back"));
 }
 
+// `tokenizers` counts added tokens from the size of the vocabulary on, where that has none of them.
+TEST(PeerText, AddedTokensKeepTheirNumbersBehindAGap) {
+  const Folder folder;
+  std::string ranks = read_file(qwen_ranks());
+  ranks.resize(ranks.find(" 256\n") + 1);  // the bytes
+  ranks.resize(ranks.rfind('\n') + 1);
+  write_file(folder / "ranks", ranks + "YWI= 257\n");
+  const auto tokenizer = Tokenizer::from_tiktoken(
+      folder / "ranks", {.added = std::vector<text::AddedToken>{{"<|end|>"}, {"<\u00e9 \u4f60>"}}});
+  const std::string text = "ab<|end|>\u00e9<\u00e9 \u4f60>abab";
+  const auto ids = tokenizer.encode(text);
+  EXPECT_EQ(ids[1], 258);
+  tokenizer.save(folder / "t.json");
+  write_file(folder / "text", text);
+  peer({"encode", folder / "t.json", folder / "text", folder / "ids"});
+  EXPECT_EQ(ids, ids_in(folder / "ids"));
+  const auto again = Tokenizer::from_file(folder / "t.json");
+  EXPECT_EQ(again.encode(text), ids);
+  EXPECT_EQ(again.to_json(), tokenizer.to_json());
+}
+
 }  // namespace
 }  // namespace lockstep::test

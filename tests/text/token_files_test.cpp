@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 
@@ -140,6 +141,21 @@ TEST(Tokenize, RefusesToMakeNothing) {
     EXPECT_NE(std::system(command.c_str()), 0) << texts;
     EXPECT_FALSE(std::filesystem::exists(corpus + "/tokens.json")) << texts;
   }
+}
+
+TEST(TokenFiles, APathThatCannotBeIsADataError) {
+  const std::string path = "/tmp/" + std::string(300, 'x');
+  EXPECT_THAT(message_of<DataError>([&] { TokenFiles::open(path); }),
+              HasSubstr("File name too long"));
+  EXPECT_THAT(message_of<DataError>([&] { TokenWriter(path, {.vocabulary = 9}); }),
+              HasSubstr("File name too long"));
+}
+
+TEST(TokenFiles, APipeIsNoFile) {
+  const Folder folder;
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(message_of<DataError>([&] { TokenFiles::open(folder / "pipe"); }),
+              HasSubstr("pipe: this is not a regular file"));
 }
 
 }  // namespace

@@ -198,6 +198,39 @@ TEST(TokenizerFile, WhatIsAnotherKindIsRefusedByName) {
               HasSubstr("add_prefix_space"));
 }
 
+TEST(TokenizerFile, ANumberIsOfOneTokenAndATokenHasOneNumber) {
+  const std::string json = small().to_json();
+  EXPECT_THAT(refused(json, "\"!\": 0", "\"!\": 1"), HasSubstr("two tokens have the number 1"));
+  const auto other_id = [&](const char* id) { return refused(json, "\"id\": 267", id); };
+  EXPECT_THAT(other_id("\"id\": 256"),
+              HasSubstr("'<t>' has the number 256; by model.vocab it would be 267"));
+  EXPECT_THAT(other_id("\"id\": 300"), HasSubstr("'<t>' has the number 300;"));
+  const std::string content = "\"content\": \"<t>\"";
+  EXPECT_THAT(refused(json, content, "\"content\": \"lo\""),
+              HasSubstr("'lo' has the number 267; by model.vocab it would be 256"));
+  EXPECT_THAT(refused(json, content, "\"content\": \"<|end|>\""),
+              HasSubstr("'<|end|>' has the numbers 266 and 267"));
+}
+
+TEST(TokenizerFile, WhatNoFileCanSayIsRefused) {
+  // This letter stands for the byte 0xb6 there.
+  const auto tokenizer = train_tokenizer({"x"}, {.vocabulary = 257, .added = {{"\u00b6"}}});
+  EXPECT_EQ(tokenizer.encode("\u00b6"), (Ids{256}));
+  EXPECT_THAT(message_of<DataError>([&] { tokenizer.to_json(); }),
+              HasSubstr("the added token '\u00b6'"));
+  EXPECT_THAT(message_of<DataError>([&] {
+                Tokenizer::from_tiktoken(qwen_ranks(),
+                                         {.added = std::vector<AddedToken>{{"\xff\xfe"}}});
+              }),
+              HasSubstr("is not UTF-8"));
+}
+
+TEST(TokenizerFile, APathThatCannotBeIsADataError) {
+  const std::string path = "/tmp/" + std::string(300, 'x');
+  EXPECT_THAT(message_of<DataError>([&] { Tokenizer::from_file(path); }),
+              HasSubstr("File name too long"));
+}
+
 TEST(TokenizerFile, DamageIsNamed) {
   const std::string json = small().to_json();
   EXPECT_THAT(refused(json, "{", ""), HasSubstr("this is not JSON"));

@@ -61,8 +61,8 @@ struct DialogueOptions {
 // Kernels may round differently for other batches, so the last bits of the probabilities, and a
 // token in a million, depend on which dialogues are given together and on `rows`; on nothing else
 // but seeds and weights. Throws ConfigError for a beginning that leaves no room in the context, a
-// context above the model's max_length, and impossible options, and Error for a model whose logits
-// are NaN or infinite.
+// token of a beginning or an answer that is outside the vocabulary, a context above the model's
+// max_length, and impossible options, and Error for a model whose logits are NaN or infinite.
 std::vector<DialogueTokens> hold_dialogues(Transformer& net,
                                            const std::vector<DialogueSeat>& dialogues,
                                            const DialogueOptions& options);

@@ -21,6 +21,11 @@ class KvCache {
   // them for each token.
   KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length,
           std::vector<float> frequencies = {});
+  // A copy would store its tokens in the same memory; keep() gives sequences that are there twice.
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+  KvCache(KvCache&&) = default;
+  KvCache& operator=(KvCache&&) = default;
 
   // How many sequences there are, and how many tokens of each there is memory for.
   int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
@@ -28,7 +33,7 @@ class KvCache {
   int64_t capacity() const { return capacity_; }
 
   // Tokens of each sequence. Setting them makes a cache shorter, as after a prompt that was filled
-  // up with padding.
+  // up with padding; throws ConfigError for more tokens than there are.
   const std::vector<int64_t>& lengths() const { return lengths_; }
   void set_lengths(std::vector<int64_t> lengths);
 

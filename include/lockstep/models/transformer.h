@@ -53,7 +53,7 @@ class RmsNormImpl : public torch::nn::Cloneable<RmsNormImpl> {
  public:
   // `size` is that of the last dimension.
   RmsNormImpl(int64_t size, double eps);
-  // Returns a tensor of x's shape and dtype.
+  // Returns a tensor of x's shape; of its dtype, or the weight's where that is wider.
   at::Tensor forward(const at::Tensor& x);
   void reset() override;
 
@@ -150,7 +150,9 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
 
   // As above, for ids that follow those in the cache, to which they are added; each sequence has
   // its own length there. One token a sequence has a way of its own on the CPU in float32, without
-  // gradients: the same values up to rounding, without libtorch's operators.
+  // gradients: the same values up to rounding, without libtorch's operators. Throws ConfigError for
+  // another number of sequences than the cache has, and when it is full; the positions may go
+  // beyond max_length, as the cache may.
   at::Tensor hidden(const at::Tensor& ids, KvCache& cache);
 
   // Logits of hidden(): ... x vocabulary.

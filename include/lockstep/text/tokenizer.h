@@ -94,7 +94,8 @@ class Tokenizer {
   // Added tokens by number.
   std::map<int32_t, AddedToken> added_tokens() const;
 
-  // The text of a tokenizer.json, which Hugging Face's libraries read.
+  // The text of a tokenizer.json, which Hugging Face's libraries read. Throws DataError for an
+  // added token whose text is that of another token there, where characters stand for bytes.
   std::string to_json() const;
 
   // Writes it to `path`, which is whole or as before. Throws DataError.

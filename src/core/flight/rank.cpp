@@ -108,13 +108,14 @@ namespace {
 uint32_t announce(const Operation& operation) noexcept {
   Block* const own = block();
   if (own == nullptr) return 0;
-  uint32_t call = own->calls.load(std::memory_order_relaxed) + 1;
-  if (call == 0) ++call;  // the number of no call
+  // First the number, since other threads announce calls, too: a checkpoint that is written
+  // meanwhile has a group of its own.
+  uint32_t call = own->calls.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (call == 0) call = own->calls.fetch_add(1, std::memory_order_acq_rel) + 1;  // that of no call
   Operation& entry = own->ring[call % kOperations];
   entry = operation;
   entry.start_ns = now_ns();
   entry.end_ns = 0;
-  own->calls.store(call, std::memory_order_release);
   return call;
 }
 
