@@ -108,7 +108,14 @@ double watched(const RunState& state, const std::string& metric, std::string_vie
 std::vector<parallel::WeightAverage::Applied> Training::apply_averages() {
   std::vector<parallel::WeightAverage::Applied> applied;
   for (auto& part : parts_) {
-    if (part.average && !part.average->is_applied()) applied.push_back(part.average->apply());
+    if (!part.average || part.average->is_applied()) continue;
+    // Another part's update may have run this model and left its graph, which Fsdp takes for one
+    // that other ranks still use. Those that share a memory meet here.
+    if (part.fsdp && part.fsdp->shares_memory()) {
+      part.fsdp->unshard();
+      part.fsdp->reshard();
+    }
+    applied.push_back(part.average->apply());
   }
   return applied;
 }
@@ -119,7 +126,16 @@ std::map<std::string, double> Training::evaluate_for_program() {
   }
   is_common_ = false;
   try {
-    return evaluate();
+    // Averages are written to shards: parameters that are whole meanwhile would keep some of them.
+    std::vector<parallel::Fsdp*> whole;
+    for (auto& part : parts_) {
+      if (!part.fsdp || !part.fsdp->is_unsharded()) continue;
+      if (part.average && !part.average->is_applied()) whole.push_back(part.fsdp.get());
+    }
+    for (auto* fsdp : whole) fsdp->reshard();
+    auto metrics = evaluate();
+    for (auto* fsdp : whole) fsdp->unshard();
+    return metrics;
   } catch (...) {
     if (is_common_) throw;
     if (options_.fsdp) {  // the others may be in a call of a unit

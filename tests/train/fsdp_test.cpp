@@ -222,6 +222,66 @@ TEST(DividedTraining, TwoModelsAreDividedApart) {
   });
 }
 
+// Each update runs the other model too, and leaves its graph without a backward() or with one that
+// is held.
+TEST(DividedTraining, TwoModelsAreEvaluatedWithTheirAverages) {
+  const auto found = [](World& world, Division division) {
+    seed_everything(1, world);
+    torch::nn::Linear generator(4, 6), critic(6, 1);
+    auto options = test::train_options({{"average"}});
+    options.epochs = 0;
+    options.max_steps = 3;
+    options.fsdp = divided(division);
+    const auto score = [&](const Batch& batch) {
+      const at::Tensor noise = batch.data.narrow(1, 0, 4);
+      return lockstep::call(critic, lockstep::call(generator, noise)).mean();
+    };
+    options.evaluation = {.data = test::train_samples(31, 6), .every_steps = 1};
+    options.evaluation.measure = [&](const Batch& batch) {
+      return std::map<std::string, double>{{"score", score(batch).item<double>()}};
+    };
+    Trainer trainer(
+        world, {{.name = "generator", .model = generator}, {.name = "critic", .model = critic}},
+        [&](train::Step& step) {
+          step.update("critic", [&](const Batch& batch) {
+            const at::Tensor made = lockstep::call(generator, batch.data.narrow(1, 0, 4)).detach();
+            return lockstep::call(critic, made).mean() - lockstep::call(critic, batch.data).mean();
+          });
+          if (step.state().step != 1)
+            step.update("generator", [&](const Batch& b) { return -score(b); });
+        },
+        test::train_samples(40), options);
+    return trainer.run().state.metrics;
+  };
+  spawn(2, [&](World& world) {
+    const auto plain = found(world, Division::None);
+    EXPECT_EQ(found(world, Division::Shared), plain);
+    EXPECT_EQ(found(world, Division::Gathered), plain);
+  });
+}
+
+// The averages that are evaluated are none of what the program sees, or saves next.
+TEST(DividedTraining, ParametersThatAreWholeAreTheSameAfterAnEvaluationOfAverages) {
+  spawn(2, [](World& world) {
+    for (const auto division : {Division::Shared, Division::Gathered}) {
+      seed_everything(1, world);
+      TrainNet net;
+      auto options = test::train_options({{"average"}});
+      options.evaluation = {.data = test::train_samples(31, 6)};
+      options.fsdp = divided(division);
+      Trainer trainer(world, net, train::cross_entropy(), test::train_samples(113), options);
+      const auto found = trainer.run();
+      trainer.fsdp()->unshard();
+      const at::Tensor trained = flat(*net).clone();
+      EXPECT_EQ(trainer.evaluate(), found.state.metrics);
+      EXPECT_TRUE(at::equal(flat(*net), trained));
+      trainer.fsdp()->reshard();
+      EXPECT_EQ(trainer.evaluate(), found.state.metrics);
+      EXPECT_FALSE(trainer.fsdp()->is_unsharded());
+    }
+  });
+}
+
 TEST(DividedTraining, WhatBelongsToDdpIsRefusedByName) {
   spawn(2, [](World& world) {
     const auto refused = [&](const std::function<void(TrainerOptions&)>& change) {

@@ -262,6 +262,8 @@ class Fsdp {
   // is not found.
   void unshard();
   void reshard();
+  // Whether all parameters have their memory by unshard().
+  bool is_unsharded() const;
 
   // Buffers become rank 0's (or averages). Every rank calls it, outside of backward().
   void sync_buffers();

@@ -28,14 +28,16 @@ int64_t global_count(const Group& group, int64_t count);
 
 // What to multiply a summed loss by when the counts of the whole step are known before its first
 // backward(): size() / global_count, or with lanes their number / global_count. Ddp's average of
-// the gradients is then the mean over all samples, and nothing needs to be scaled afterwards. Every
-// rank calls it: one all_reduce. Throws as global_count().
+// the gradients is then the mean over all samples, and nothing needs to be scaled afterwards. A
+// loss of several terms that count different things (a detector's) has a scale for each. Every rank
+// calls it: one all_reduce. Throws ConfigError on all ranks when the sum is 0, on the rank alone
+// for a count below 0.
 double global_mean_scale(const Group& group, double count);
 
 // The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
 // has one element (ConfigError), of any real dtype; the sum over ranks is taken in float64. Every
-// rank calls it: one all_reduce. Throws as global_count(). With lanes its last bits depend on the
-// number of ranks: use LaneMean there.
+// rank calls it: one all_reduce. Throws as global_mean_scale(). With lanes its last bits depend on
+// the number of ranks: use LaneMean there.
 double global_mean(const Group& group, const at::Tensor& sum, double count);
 
 // Turns gradients of summed losses, which Ddp has averaged over ranks, into those of the mean.
@@ -50,7 +52,7 @@ class GlobalMean {
   // Multiplies the gradients by size() / global count of what was added since the last call (where
   // Ddps of the group have lanes: by their number in the place of size()), and
   // returns that count. Every rank calls it once a step, after the backward() outside hold().
-  // Throws as global_count() does; the gradients and the count are then as they were.
+  // Throws as global_mean_scale() does; the gradients and the count are then as they were.
   double scale_gradients_(const std::vector<at::Tensor>& parameters);
 
  private:

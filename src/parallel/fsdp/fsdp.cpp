@@ -74,6 +74,7 @@ void Fsdp::sync_buffers() {
   state_->buffers().sync();
 }
 bool Fsdp::shares_memory() const { return state_->plan().shares; }
+bool Fsdp::is_unsharded() const { return state_->is_whole(); }
 
 int64_t Fsdp::lane_count() const { return state_->lane_plan() ? state_->lane_plan()->lanes : 0; }
 

@@ -24,7 +24,7 @@ void check_total(double total, const Group& group) {
   if (total > 0) return;
   throw ConfigError(
       fmt::format("[global_mean] none of the {} ranks has a sample, and nothing has no mean: leave "
-                  "out the step on all ranks",
+                  "out the step on all ranks, or this term of a loss of several",
                   group.size()));
 }
 
