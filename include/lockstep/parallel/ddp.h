@@ -45,7 +45,8 @@ enum class Unused {
 enum class Buffers {
   Broadcast,  // and again whenever a backward has averaged the gradients
   Average,    // then the average over the ranks; integers (and float8) become rank 0's
-  None,       // each rank keeps its own from then on
+  None,       // each rank keeps its own from then on; a rank that has run out of batches within a
+              // Join takes over those of one that had more
 };
 
 // How gradients are cut into buckets and averaged. The same on all ranks.

@@ -340,8 +340,12 @@ void Ddp::leave() {
   if (!state_->reducer) return;
   const auto present = state_->reducer->leave();
   if (static_cast<int>(present.size()) == state_->group.size()) return;
-  broadcast_all(state_->group, state_->model().tensors(), kMessageBytes, present.front(),
-                "Join: last state");
+  Model model = state_->model();
+  if (state_->options.buffers == Buffers::None &&
+      std::ranges::find(present, state_->group.rank()) != present.end()) {
+    for (auto& item : model.buffers) item.tensor = item.tensor.detach().clone();  // keeps its own
+  }
+  broadcast_all(state_->group, model.tensors(), kMessageBytes, present.front(), "Join: last state");
 }
 
 uint64_t Ddp::fingerprint() const { return parallel::fingerprint(state_->model().tensors()); }

@@ -105,6 +105,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   if (held) {
     if (lanes_) object_unless_in_lane(objection_, *plan_, "Ddp");
     held_[parameter] = true;
+    join_.end_forward();
   } else if (schedule_.step(parameter) == Step::Absent) {
     schedule_.set(parameter, Step::Arriving);
   } else {
@@ -304,7 +305,7 @@ void Reducer::finish_pass() {
   if (!rebuilt_ && !quiet_) rebuild();
   std::fill(held_.begin(), held_.end(), false);
   clock_.end();
-  join_.end_step();
+  join_.end_forward();
   if (!shadows_) join_.refuse_uneven(clock_.count());
   check_same();
   if (fingerprint_every_ > 0 && !quiet_ && pass_ % fingerprint_every_ == 0) {
