@@ -126,8 +126,10 @@ class [[nodiscard]] Hold {
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. One backward() may reach several models, also on
-// groups that differ, and ranks may add their losses in any order. (On GPUs NCCL needs one order of
-// its communicators: add losses of models on several groups in the same order there.) A Ddp and an
+// groups that differ, and ranks may add their losses in any order. (But for the first one that two
+// models of a group reach together after passes apart: with losses in another order on a rank it is
+// a CommError. On GPUs NCCL needs one order of its communicators: add losses of models on several
+// groups in the same order there.) A Ddp and an
 // Fsdp that one backward() reaches need a group each. A rank whose loss reaches no parameter does
 // not average with the others, whose deadline then passes with an error that names it. A backward()
 // inside another (re-entrant checkpointing) belongs to the outer one.
