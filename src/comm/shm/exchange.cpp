@@ -1,8 +1,11 @@
 #include "comm/shm/exchange.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/flight/record.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -22,6 +25,14 @@ Range slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
   const int64_t line = std::max<int64_t>(1, 64 / element_bytes);
   const Range lines = Shard{rank, size}.of((count + line - 1) / line);
   return {std::min(count, lines.begin * line), std::min(count, lines.end * line)};
+}
+
+void Exchange::check_size(int size) {
+  if (size <= kMostRanks) return;
+  throw ConfigError(
+      fmt::format("[shm] {} ranks on one host: {} at most can share memory. Run fewer, or set "
+                  "LOCKSTEP_BACKEND=tcp",
+                  size, kMostRanks));
 }
 
 int64_t Exchange::bytes_for(int size) {

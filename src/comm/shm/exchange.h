@@ -65,6 +65,10 @@ class Operation {
 class Exchange {
  public:
   static constexpr int64_t kChunk = 256 << 10;
+  // A rank's part of a chunk has a cache line for its size, and one for data at least.
+  static constexpr int kMostRanks = kChunk / 128;
+  // Throws ConfigError for more ranks.
+  static void check_size(int size);
 
   // Shared memory for `size` ranks.
   static int64_t bytes_for(int size);

@@ -424,6 +424,7 @@ class ShmTransport : public Transport {
 
 std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
                                               ShmOptions options) {
+  Exchange::check_size(size);
   options.launcher_status = store.launcher_status();
   const std::string key = "segment";
   Segment segment;
