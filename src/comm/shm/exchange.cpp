@@ -41,10 +41,11 @@ int64_t Exchange::bytes_for(int size) {
 
 Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
                    std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members,
-                   std::vector<int> called)
+                   std::vector<int> called, WatchedProcesses processes)
     : slots_(memory + blocks_bytes(size) + mailbox_bytes(size)),
       channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout,
-               std::move(launcher_status), std::move(members), std::move(called)),
+               std::move(launcher_status), std::move(members), std::move(called),
+               std::move(processes)),
       mailbox_(memory + blocks_bytes(size), channel_) {
   channel_.set_idle_work(
       [this] {

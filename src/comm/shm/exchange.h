@@ -76,7 +76,7 @@ class Exchange {
   // `memory` is as Channel's blocks: zero when the first rank comes.
   Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
            std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
-           std::vector<int> called = {});
+           std::vector<int> called = {}, WatchedProcesses processes = {});
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
