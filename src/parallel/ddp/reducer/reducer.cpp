@@ -85,6 +85,8 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
 }
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
+  // A child by fork() has no buckets.
+  if (group_.size() > 1) group_.transport().unfinished()->check_process("backward");
   const bool held = *holds_ > 0;
   if (!backward_.is_open()) finish_abandoned();
   if (!held && !backward_.is_open()) begin();
