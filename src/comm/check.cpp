@@ -2,12 +2,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "comm/call.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::comm {
 namespace {
@@ -113,6 +116,19 @@ bool carried(at::ScalarType dtype) {
     default:
       return false;
   }
+}
+
+void warn_of_history(Collective what, const std::vector<at::Tensor>& tensors) {
+  const auto has_history = [](const at::Tensor& tensor) {
+    return tensor.requires_grad() && tensor.grad_fn();
+  };
+  if (!at::GradMode::is_enabled() || std::ranges::none_of(tensors, has_history)) return;
+  static std::atomic_flag is_said;
+  if (is_said.test_and_set()) return;
+  log::warn(fmt::format(
+      "[comm] {} of a tensor that has a history, which autograd does not follow to other ranks: "
+      "lockstep::functional has collectives with gradients; where none is meant, detach()",
+      name_of(what)));
 }
 
 void check_tensor(Collective what, const at::Tensor& tensor) {

@@ -19,6 +19,8 @@ template <class... Args>
       fmt::format("[comm] {}: {}", name_of(what), fmt::format(text, std::forward<Args>(args)...)));
 }
 
+// Of tensors that have a history, once a process: autograd does not follow what ranks do with them.
+void warn_of_history(Collective what, const std::vector<at::Tensor>& tensors);
 // Whether groups carry tensors of the dtype.
 bool carried(at::ScalarType dtype);
 // Throws unless it is defined, dense and of a dtype that is carried.

@@ -99,6 +99,7 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
   all.insert(all.end(), inputs.begin(), inputs.end());
   if (all.empty()) return {};
   check(shape, group, all, options);
+  if (group.rank() == 0) warn_of_history(shape.what, all);
   const bool in_place = inputs.empty();
   // A tensor that is combined in place may be listed twice: both get the same result.
   if (in_place) {

@@ -1,11 +1,9 @@
 #include "lockstep/comm/group.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "comm/call.h"
 #include "comm/check.h"
@@ -13,7 +11,6 @@
 #include "comm/transport.h"
 #include "core/time_limit.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/log.h"
 
 namespace lockstep::comm {
 namespace {
@@ -34,23 +31,6 @@ at::Tensor made(std::string_view what, const at::TensorOptions& options, const M
   } catch (const c10::Error& error) {
     throw CommError(fmt::format("[comm] {}: {}", what, first_line(error)));
   }
-}
-
-// Autograd does not follow what ranks do with a tensor.
-void warn_of_history(const Request& request) {
-  const auto has_history = [](const at::Tensor& tensor) {
-    return tensor.requires_grad() && tensor.grad_fn();
-  };
-  if (std::ranges::none_of(request.inputs, has_history) &&
-      std::ranges::none_of(request.outputs, has_history)) {
-    return;
-  }
-  static std::atomic_flag is_said;
-  if (is_said.test_and_set()) return;
-  log::warn(fmt::format(
-      "[comm] {} of a tensor that has a history, which autograd does not follow to other ranks: "
-      "lockstep::functional has collectives with gradients; where none is meant, detach()",
-      name_of(request.what)));
 }
 
 }  // namespace
@@ -121,7 +101,10 @@ Work Group::start(Request request, const CallOptions& options) const {
       }
     }
   }
-  if (at::GradMode::is_enabled() && rank() == 0) warn_of_history(request);
+  if (rank() == 0) {
+    warn_of_history(request.what, request.inputs);
+    warn_of_history(request.what, request.outputs);
+  }
   if (has_python_ranks()) check_for_python(request.what, dtype, request.op);
   if (request.divide_by != 0 && (request.divide_by < 0 || !device.is_cpu() || has_python_ranks())) {
     refuse(

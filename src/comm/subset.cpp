@@ -16,6 +16,9 @@
 namespace lockstep::comm {
 namespace {
 
+// Begins what is exchanged: what another call exchanges may have the same size.
+constexpr uint64_t kTag = 0x5b1f9c46e0d3a782;
+
 // The arguments of each rank in split() and subgroup(), as they are exchanged.
 struct Choice {
   int color;
@@ -31,11 +34,15 @@ struct Listed {
 // Those of all ranks of the group in `call`.
 template <class Arguments>
 std::vector<Arguments> exchanged(const Group& group, const Arguments& mine, std::string_view call) {
-  const auto texts =
-      group.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = call});
+  std::string own(sizeof kTag + sizeof mine, '\0');
+  const uint64_t tag = kTag ^ fnv1a<uint64_t>(call);
+  std::memcpy(own.data(), &tag, sizeof tag);
+  std::memcpy(own.data() + sizeof tag, &mine, sizeof mine);
+  const auto texts = group.all_gather_bytes(own, {.label = call});
   std::vector<Arguments> all(texts.size());
   for (size_t r = 0; r < texts.size(); ++r) {
-    if (texts[r].size() != sizeof mine) {  // such calls differ in nothing that transports compare
+    // Such calls differ in nothing that transports compare.
+    if (texts[r].size() != own.size() || !texts[r].starts_with(own.substr(0, sizeof tag))) {
       const std::string why = fmt::format(
           "[comm] the ranks disagree: rank {} calls {}, rank {} another call that exchanges bytes. "
           "Every rank must make the same calls in the same order",
@@ -43,7 +50,7 @@ std::vector<Arguments> exchanged(const Group& group, const Arguments& mine, std:
       group.abort(why);
       throw CommError(why);
     }
-    std::memcpy(&all[r], texts[r].data(), sizeof mine);
+    std::memcpy(&all[r], texts[r].data() + sizeof tag, sizeof mine);
   }
   return all;
 }

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include "checkpoint/format/directory/latest.h"
 #include "checkpoint_format/small_checkpoint.h"
@@ -47,6 +48,22 @@ TEST(Directory, PublishesAndFindsTheNewest) {
   EXPECT_EQ(value_of(*newest_checkpoint(directory.path())), 2);
   EXPECT_THAT(contents(path + "latest"), testing::StartsWith("step-00000020 "));
   EXPECT_THAT(names(path), ElementsAre(".lock", "latest", "step-00000010", "step-00000020"));
+}
+
+// As a child that lets go of all it has copies of.
+TEST(Directory, TheEndOfAChildsCopyLeavesWhatTheParentWrites) {
+  const Folder folder;
+  auto directory = std::make_unique<Directory>(folder.path());
+  const std::string begun = directory->begin(10);
+  const pid_t child = fork();
+  if (child == 0) {
+    directory.reset();
+    _exit(0);
+  }
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(std::filesystem::exists(begun));
+  directory.reset();
+  EXPECT_FALSE(std::filesystem::exists(begun));
 }
 
 // After a restart from an earlier step the newest is what was saved last, not the highest step.

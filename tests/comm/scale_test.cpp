@@ -13,11 +13,13 @@
 #include "comm/direct/job.h"
 #include "comm/health/peer_status.h"
 #include "comm/hierarchical/transport.h"
+#include "comm/shm/transport.h"
 #include "comm/world/rendezvous.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
@@ -141,6 +143,16 @@ TEST(Scale, PiecesAreDividedIntoSlicesThatAreWorthAMessage) {
   EXPECT_EQ(chunk_bytes(2, 2), 1 << 20);
   EXPECT_EQ(chunk_bytes(8, 4), 1 << 20);
   for (const int hosts : {64, 1000}) EXPECT_GE(chunk_bytes(8, hosts) / 8 / hosts, 16 << 10);
+}
+
+// The slots of shared memory have no part for so many.
+TEST(Scale, MoreRanksOfAHostThanShareMemoryAreRefused) {
+  test::isolated([] {
+    const Store store = served_alone();
+    EXPECT_THAT(test::message_of<ConfigError>(
+                    [&] { (void)make_shm_transport(store, 1, 2049, {.timeout = 50ms}); }),
+                testing::HasSubstr("[shm] 2049 ranks on one host: 2048 at most"));
+  });
 }
 
 }  // namespace

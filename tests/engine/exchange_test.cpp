@@ -2,7 +2,9 @@
 // of every rank. The collectives of real processes are in tests/comm.
 #include "comm/shm/exchange.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +13,7 @@
 #include <thread>
 
 #include "lockstep/core/error.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
@@ -328,6 +331,20 @@ TEST_P(Engine, RanksThatDisagreeAllKnow) {
     }
   });
   EXPECT_EQ(told, size);
+}
+
+// As a member of a new group does that ends after all have agreed to make it.
+TEST(EngineStart, APeerThatEndsBeforeItComesIsNoticed) {
+  const auto memory = shared_memory(Exchange::bytes_for(2));
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  EXPECT_THAT(test::message_of<CommError>([&] {
+                const Exchange exchange(memory.get(), 0, 2, 60s,
+                                        std::make_shared<const LauncherStatus>(), {}, {},
+                                        {nullptr, Process::watch(child)});
+              }),
+              testing::HasSubstr("rank 1 (process " + std::to_string(child) + ") has ended"));
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +45,15 @@ TEST(SharedSegment, HasANameUntilAllHaveItWhereADoorIsOutOfReach) {
   segment.close_handle();
   EXPECT_FALSE(std::filesystem::exists(handle.path));
   EXPECT_THROW((void)Segment::attach(handle), CommError);
+}
+
+// A file system that is full later would end a rank with SIGBUS.
+TEST(SharedSegment, HasItsPagesWhereItHasAName) {
+  constexpr int64_t kMany = 1 << 20;
+  const Segment segment = Segment::create(kMany, {"lockstep-nobody"});
+  struct stat file {};
+  ASSERT_EQ(stat(segment.handle().path, &file), 0);
+  EXPECT_GE(file.st_blocks * 512, kMany);
 }
 
 TEST(SharedSegment, AStrangersDescriptorIsNotMapped) {

@@ -9,6 +9,7 @@
 
 #include "comm/store/client.h"
 #include "comm/store/server.h"
+#include "comm/store/values.h"
 #include "engine/deadline.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -326,6 +327,41 @@ TEST_F(StoreEngine, RequestsInPiecesAndTogether) {
     ASSERT_EQ(recv(fd.get(), left.data(), left.size(), MSG_WAITALL),
               static_cast<ssize_t>(left.size()));
   }
+}
+
+// With short values, too, to the last byte.
+TEST_F(StoreEngine, WhatIsAddedToAFullOneIsRefusedAndTheConnectionStays) {
+  StoreClient one = client();
+  int count = 0;
+  for (const size_t size : {size_t{63} << 20, size_t{4000}, size_t{100}, size_t{1}}) {
+    const std::string value(size, 'x');
+    const auto keep = [&] { one.set_confirmed(std::to_string(count++), value, in(10s)); };
+    while (message_of<StoreRefusal>(keep) == "nothing") {
+    }
+  }
+  EXPECT_EQ(message_of<StoreRefusal>([&] { one.add("a number of its own", 1, in(10s)); }),
+            kStoreIsFull);
+  EXPECT_FALSE(one.check({"a number of its own"}, in(10s)));
+  EXPECT_TRUE(one.erase("0", in(10s)));
+  EXPECT_EQ(one.add("a number of its own", 1, in(10s)), 1);
+}
+
+TEST_F(StoreEngine, WhatIsPushedToAFullOneIsRefusedAndTheConnectionStays) {
+  const Fd fd = raw();
+  const std::string push =
+      StoreMessage(StoreQuery::Push).text("q").text(std::string(size_t{63} << 20, 'x')).bytes();
+  std::string all = StoreMessage(StoreQuery::Validate).number(kMagic).bytes();
+  for (int i = 0; i < 5; ++i) all += push;
+  all += StoreMessage(StoreQuery::Ping).number(uint32_t{7}).bytes();
+  for (size_t at = 0; at < all.size();) {
+    const ssize_t sent = send(fd.get(), all.data() + at, all.size() - at, MSG_NOSIGNAL);
+    ASSERT_GT(sent, 0);
+    at += static_cast<size_t>(sent);
+  }
+  uint32_t answer = 0;
+  ASSERT_EQ(recv(fd.get(), &answer, sizeof answer, MSG_WAITALL),
+            static_cast<ssize_t>(sizeof answer));
+  EXPECT_EQ(answer, ~uint32_t{7});
 }
 
 TEST(StoreProtocol, NoPartOfARequestIsARequest) {

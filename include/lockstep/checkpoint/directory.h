@@ -77,7 +77,7 @@ class Directory {
   // The files, which are on the disk, and the manifest, whose `save` is set here, become a
   // checkpoint by one rename. Returns its folder.
   std::string publish(Manifest manifest);
-  // Removes what begin() made, if it can.
+  // Removes what begin() made, if it can, in the process that called it.
   void abandon() noexcept;
   // Removes checkpoints, after publish(). Warns of those that cannot be removed.
   void retain(const Retention& retention);
@@ -90,6 +90,7 @@ class Directory {
   FileSystem& files_;
   int lock_ = -1;
   std::string temporary_;  // the folder that begin() made
+  int began_in_ = 0;       // which process called it
   std::vector<Published> checkpoints_;
 };
 

@@ -28,9 +28,9 @@ struct Bucket {
   std::vector<std::string> names;
 };
 
-// A hook belongs to one Ddp: the constructor of a second one of the same group throws ConfigError
-// while the first lives. A parameter that no rank used in a pass keeps its gradient, regardless of
-// what the hook computes for it.
+// A hook belongs to one Ddp: the constructor of a second one throws ConfigError while the first
+// lives. A parameter that no rank used in a pass keeps its gradient, regardless of what the hook
+// computes for it.
 class CommHook {
  public:
   virtual ~CommHook() = default;

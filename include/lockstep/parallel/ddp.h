@@ -45,7 +45,8 @@ enum class Unused {
 enum class Buffers {
   Broadcast,  // and again whenever a backward has averaged the gradients
   Average,    // then the average over the ranks; integers (and float8) become rank 0's
-  None,       // each rank keeps its own from then on
+  None,       // each rank keeps its own from then on; a rank that has run out of batches within a
+              // Join takes over those of one that had more
 };
 
 // How gradients are cut into buckets and averaged. The same on all ranks.
@@ -125,8 +126,10 @@ class [[nodiscard]] Hold {
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. One backward() may reach several models, also on
-// groups that differ, and ranks may add their losses in any order. (On GPUs NCCL needs one order of
-// its communicators: add losses of models on several groups in the same order there.) A Ddp and an
+// groups that differ, and ranks may add their losses in any order. (But for the first one that two
+// models of a group reach together after passes apart: with losses in another order on a rank it is
+// a CommError. On GPUs NCCL needs one order of its communicators: add losses of models on several
+// groups in the same order there.) A Ddp and an
 // Fsdp that one backward() reaches need a group each. A rank whose loss reaches no parameter does
 // not average with the others, whose deadline then passes with an error that names it. A backward()
 // inside another (re-entrant checkpointing) belongs to the outer one.

@@ -58,7 +58,8 @@ class Joinable {
 class [[nodiscard]] Join {
  public:
   // In the order in which a step uses them; the first is a Ddp, whose group has all ranks of the
-  // other Ddps' (ConfigError). They outlive this.
+  // other Ddps', or a joinable of the program's own that goes through one (ConfigError). They
+  // outlive this.
   explicit Join(std::vector<std::reference_wrapper<Joinable>> joinables, JoinOptions options = {});
   // Without finish() (an exception): does not communicate, and the group should not be used
   // further.
@@ -79,9 +80,9 @@ class [[nodiscard]] Join {
   //   join.finish(rest);
   //
   // Makes this rank's part of the other ranks' steps until none has a batch left. Then parameters
-  // and buffers are the same on all ranks; without `rest_of_step` optimizers of ranks that ran out
-  // early have made fewer steps, unless it is a ZeroOptimizer that joined. Throws DataError as
-  // Uneven::Throw says, and what backward() throws.
+  // and buffers (but for Buffers::None) are the same on all ranks; without `rest_of_step`
+  // optimizers of ranks that ran out early have made fewer steps, unless it is a ZeroOptimizer that
+  // joined. Throws DataError as Uneven::Throw says, and what backward() throws.
   void finish(const std::function<void()>& rest_of_step = nullptr);
 
  private:

@@ -82,7 +82,10 @@ std::shared_ptr<DeviceCall> Engine::start(Notice notice, Request request, int64_
                                           bool is_captured) {
   device().sweep();
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
-  if (!is_message) flush();
+  // What was put off outside of a capture is not to become a part of the graph, nor the other way
+  // round.
+  const bool is_apart = !messages_.empty() && is_captured != (messages_.front()->captured > 0);
+  if (!is_message || is_apart) flush();
   // It begins after what is on the caller's stream now.
   ready_.record(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
   ready_.block(stream_);

@@ -23,6 +23,7 @@ class Process {
 
   // Also when it has not been waited for yet.
   bool has_ended() const;
+  pid_t pid() const { return pid_; }
 
  private:
   bool has_ended_by_proc() const;
@@ -32,6 +33,8 @@ class Process {
   bool gone_ = false;              // it had ended before it could be watched
   std::optional<uint64_t> start_;  // by /proc; nothing where that does not say
 };
+
+using WatchedProcesses = std::vector<std::shared_ptr<const Process>>;
 
 class Processes {
  public:

@@ -131,12 +131,12 @@ std::string Announcement::text(uint32_t sequence) const {
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
                  std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members,
-                 std::vector<int> called)
+                 std::vector<int> called, WatchedProcesses processes)
     : blocks_(blocks),
       rank_(rank),
       size_(size),
       spin_(size <= usable_cores()),
-      processes_(size),
+      processes_(std::move(processes)),
       seen_leaving_(size),
       members_(std::move(members)),
       called_(std::move(called)),
@@ -144,13 +144,15 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
       posted_(blocks[rank].posted.value.load()),
       phase_(blocks[rank].phase.value.load()),
       all_done_(blocks[rank].done.value.load()) {
+  processes_.resize(size);
   blocks_[rank].pid.store(getpid());
   Announcement hello;
   std::strcpy(hello.what, "join");
   const uint32_t joined = post(hello);
   await_counter(&RankBlock::posted, joined, joined, {timeout});
   for (int peer = 0; launcher_status_ && peer < size; ++peer) {
-    if (peer != rank) processes_[peer] = Process::watch(blocks_[peer].pid.load());
+    if (peer != rank && !processes_[peer])
+      processes_[peer] = Process::watch(blocks_[peer].pid.load());
   }
   // No rank passes before all watch the others' processes, so one that is gone here has really
   // ended.
@@ -346,7 +348,7 @@ std::string Channel::fate_of(int peer, milliseconds patience) const {
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(milliseconds(1));
   }
-  return fmt::format("rank {} (process {}) has ended", name_of(peer), blocks_[peer].pid.load());
+  return fmt::format("rank {} (process {}) has ended", name_of(peer), processes_[peer]->pid());
 }
 
 void Channel::check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,

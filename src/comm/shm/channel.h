@@ -101,10 +101,11 @@ class Channel {
   // the ranks' blocks, in memory that all map and that was zero when the first came (or had all
   // counters at one number, at which they go on). Returns after all ranks have arrived.
   // With `launcher_status` peers are processes of this machine whose death is noticed (without, in
-  // tests that run ranks as threads). Throws CommError.
+  // tests that run ranks as threads), also before they arrive where `processes` has them. Throws
+  // CommError.
   Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout,
           std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
-          std::vector<int> called = {});
+          std::vector<int> called = {}, WatchedProcesses processes = {});
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
   // Ranks that still need this one's part learn that it has left.
@@ -112,6 +113,8 @@ class Channel {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // By rank; none where it is not watched, as this one.
+  const WatchedProcesses& processes() const { return processes_; }
   int name_of(int rank) const { return called_.empty() ? rank : called_[rank]; }
 
   // Announces the next operation; returns its number.
@@ -186,8 +189,8 @@ class Channel {
   RankBlock* blocks_;
   int rank_, size_;
   bool spin_;
-  std::vector<std::shared_ptr<const Process>> processes_;  // by rank; none where it is not watched
-  std::vector<Clock::time_point> seen_leaving_;            // by rank
+  WatchedProcesses processes_;
+  std::vector<Clock::time_point> seen_leaving_;  // by rank
   std::vector<int> members_;
   std::vector<int> called_;
   std::shared_ptr<const LauncherStatus> launcher_status_;

@@ -1,8 +1,11 @@
 #include "comm/shm/exchange.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/flight/record.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,16 +27,25 @@ Range slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
   return {std::min(count, lines.begin * line), std::min(count, lines.end * line)};
 }
 
+void Exchange::check_size(int size) {
+  if (size <= kMostRanks) return;
+  throw ConfigError(
+      fmt::format("[shm] {} ranks on one host: {} at most can share memory. Run fewer, or set "
+                  "LOCKSTEP_BACKEND=tcp",
+                  size, kMostRanks));
+}
+
 int64_t Exchange::bytes_for(int size) {
   return blocks_bytes(size) + mailbox_bytes(size) + 2 * (size + 1) * kChunk;
 }
 
 Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
                    std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members,
-                   std::vector<int> called)
+                   std::vector<int> called, WatchedProcesses processes)
     : slots_(memory + blocks_bytes(size) + mailbox_bytes(size)),
       channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout,
-               std::move(launcher_status), std::move(members), std::move(called)),
+               std::move(launcher_status), std::move(members), std::move(called),
+               std::move(processes)),
       mailbox_(memory + blocks_bytes(size), channel_) {
   channel_.set_idle_work(
       [this] {

@@ -65,6 +65,10 @@ class Operation {
 class Exchange {
  public:
   static constexpr int64_t kChunk = 256 << 10;
+  // A rank's part of a chunk has a cache line for its size, and one for data at least.
+  static constexpr int kMostRanks = kChunk / 128;
+  // Throws ConfigError for more ranks.
+  static void check_size(int size);
 
   // Shared memory for `size` ranks.
   static int64_t bytes_for(int size);
@@ -72,7 +76,7 @@ class Exchange {
   // `memory` is as Channel's blocks: zero when the first rank comes.
   Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
            std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
-           std::vector<int> called = {});
+           std::vector<int> called = {}, WatchedProcesses processes = {});
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }

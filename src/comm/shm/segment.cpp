@@ -106,6 +106,11 @@ Segment Segment::create(int64_t bytes, const std::vector<std::string>& doors) {
                     *problem, path, std::strerror(errno)));
   }
   try {
+    // A file system may be smaller than what is available to this process, as a container's is.
+    int error = 0;
+    do error = posix_fallocate(fd.get(), 0, std::max<int64_t>(1, bytes));
+    while (error == EINTR);
+    if (error != 0) too_little(bytes, "cannot get", error);
     segment = sized(std::move(fd), bytes);
   } catch (...) {
     unlink(path.c_str());

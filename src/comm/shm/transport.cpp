@@ -130,7 +130,7 @@ class ShmTransport : public Transport {
     // exchange.
     exchange_ = std::shared_ptr<Exchange>(
         new Exchange(segment_->data(), rank, size, options_.timeout, options_.launcher_status,
-                     options_.members, options_.called),
+                     options_.members, options_.called, options_.processes),
         [segment = segment_](Exchange* exchange) { delete exchange; });
     segment_->close_handle();
     segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
@@ -212,6 +212,7 @@ class ShmTransport : public Transport {
     for (int member : members) {
       options.members.push_back(options_.members[member]);
       options.doors.push_back(options_.doors[member]);
+      options.processes.push_back(exchange_->channel().processes()[member]);
       if (!options_.called.empty()) options.called.push_back(options_.called[member]);
     }
     Offer mine{};
@@ -424,6 +425,7 @@ class ShmTransport : public Transport {
 
 std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
                                               ShmOptions options) {
+  Exchange::check_size(size);
   options.launcher_status = store.launcher_status();
   const std::string key = "segment";
   Segment segment;

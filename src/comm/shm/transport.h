@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/host/processes.h"
 #include "comm/shm/group_memory.h"
 #include "comm/store/store.h"
 #include "comm/transport.h"
@@ -23,6 +24,8 @@ struct ShmOptions {
   // Where group memory is found; one for several transports over the same ranks, all of whose
   // memory the first one gives.
   std::shared_ptr<GroupMemoryIndex> index = nullptr;
+  // By rank, of those that are known before they arrive.
+  WatchedProcesses processes = {};
   // The store's.
   std::shared_ptr<const LauncherStatus> launcher_status = nullptr;
 };

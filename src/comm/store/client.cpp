@@ -169,7 +169,7 @@ void StoreClient::wait(const std::vector<std::string>& keys, Deadline deadline) 
   // They may have come at the last moment.
   const bool came = call.cancel();
   call.done();
-  if (!came) call.patience().fail("no rank has set it in time");
+  if (!came) call.patience().fail<StoreUnset>("no rank has set it in time");
 }
 
 bool StoreClient::check(const std::vector<std::string>& keys, Deadline deadline) {
@@ -183,11 +183,15 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, Deadline deadline
   Call call(*this, deadline);
   const auto sum =
       call.ask(StoreMessage(StoreQuery::Add).text(key).number(amount)).number<int64_t>();
-  std::string now;
-  if (sum == kNoNumber) now = call.ask(StoreMessage(StoreQuery::Get).text(key)).text();
+  std::string now = std::to_string(sum);
+  bool done = true;
+  if (sum == kNoNumber) {
+    done = call.ask(StoreMessage(StoreQuery::Ping).number(kDone)).number<uint32_t>() == kDone;
+    if (done) now = call.ask(StoreMessage(StoreQuery::Get).text(key)).text();
+  }
   call.done();
-  if (sum == kNoNumber && now != std::to_string(sum))
-    throw StoreRefusal("its value is not a number");
+  if (!done) throw StoreRefusal(kStoreIsFull);
+  if (now != std::to_string(sum)) throw StoreRefusal("its value is not a number");
   return sum;
 }
 

@@ -47,7 +47,7 @@ class StoreClient {
   std::vector<std::string> get(const std::vector<std::string>& keys, Deadline deadline);
   void wait(const std::vector<std::string>& keys, Deadline deadline);
   bool check(const std::vector<std::string>& keys, Deadline deadline);
-  // Throws StoreRefusal when the value is not a number.
+  // Throws StoreRefusal when the value is not a number, or the store is full.
   int64_t add(std::string_view key, int64_t amount, Deadline deadline);
   bool erase(std::string_view key, Deadline deadline);
   int64_t count_keys(Deadline deadline);

@@ -159,11 +159,6 @@ void StorePatience::look() {
   if (why_) deadline_ = std::min(deadline_, Clock::now() + kLastAnswer);
 }
 
-void StorePatience::fail(const std::string& otherwise) const {
-  if (why_) throw StoreGivenUp(*why_);
-  throw StoreFailure(otherwise);
-}
-
 StoreLine::StoreLine(Fd fd, const std::optional<Digest>& key) : fd_(std::move(fd)) {
   if (key) tls_ = std::make_unique<Tls>(Tls::Role::Client, *key);
 }

@@ -21,6 +21,11 @@ class StoreFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The server has answered that no rank has set what is waited for.
+class StoreUnset : public StoreFailure {
+  using StoreFailure::StoreFailure;
+};
+
 // The connection was refused: no process listens on that port.
 class StoreAbsent : public StoreFailure {
   using StoreFailure::StoreFailure;
@@ -60,7 +65,11 @@ class StorePatience {
   StorePatience at_most(Clock::duration time) const;
   void look();
   // It is over.
-  [[noreturn]] void fail(const std::string& otherwise) const;
+  template <class Failure = StoreFailure>
+  [[noreturn]] void fail(const std::string& otherwise) const {
+    if (why_) throw StoreGivenUp(*why_);
+    throw Failure(otherwise);
+  }
 
  private:
   const Heed& heed_;

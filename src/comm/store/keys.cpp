@@ -34,7 +34,7 @@ class OwnKeys final : public KeyValueStore::Keys {
 
   void set(const std::string& key, std::string_view value) override {
     const std::lock_guard lock(mutex_);
-    put("set", key, value);
+    change("set", key, [&] { values_.put(key, std::string(value)); });
   }
   std::string get(const std::string& key, Timeout timeout) override {
     std::unique_lock lock(mutex_);
@@ -51,12 +51,12 @@ class OwnKeys final : public KeyValueStore::Keys {
   }
   int64_t add(const std::string& key, int64_t amount) override {
     const std::lock_guard lock(mutex_);
-    const auto sum = values_.add(key, amount);
+    std::optional<int64_t> sum;
+    change("add to", key, [&] { sum = values_.add(key, amount); });
     if (!sum) {
       throw ConfigError(
           fmt::format("[store] add to {}: its value is not a number", beginning_of(key)));
     }
-    changed_.notify_all();
     return *sum;
   }
   std::string compare_set(const std::string& key, std::string_view expected,
@@ -65,7 +65,7 @@ class OwnKeys final : public KeyValueStore::Keys {
     const std::string* const found = values_.find(key);
     if (found == nullptr && !expected.empty()) return std::string(expected);
     if (found != nullptr && *found != expected) return *found;
-    put("compare_set", key, wanted);
+    change("compare_set", key, [&] { values_.put(key, std::string(wanted)); });
     return std::string(wanted);
   }
   bool erase(const std::string& key) override {
@@ -74,9 +74,10 @@ class OwnKeys final : public KeyValueStore::Keys {
   }
 
  private:
-  void put(std::string_view what, const std::string& key, std::string_view value) {
+  template <class Change>
+  void change(std::string_view what, const std::string& key, const Change& make) {
     try {
-      values_.put(key, std::string(value));
+      make();
     } catch (const Error&) {
       throw ConfigError(fmt::format("[store] {} {}: {}", what, beginning_of(key), kStoreIsFull));
     }

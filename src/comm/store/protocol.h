@@ -24,7 +24,8 @@ enum class StoreQuery : uint8_t {
                 // none
   Get,          // key; text
   Add,          // key, int64; int64: the sum, which the key then has as decimal text. StoreServer's
-                // answer is kNoNumber where the value is not a number, and stays
+                // answer is kNoNumber where the value is not a number, and stays, or the store is
+                // full, of which a Ping tells
   Check,        // uint64 count, keys; byte kReady or kNotReady
   Wait,         // uint64 count, keys; byte kStopWaiting, once all are there
   CountKeys,    // int64
@@ -33,8 +34,8 @@ enum class StoreQuery : uint8_t {
   MultiGet,     // uint64 count, keys; as many texts. StoreServer's answer comes once all are there
   MultiSet,     // uint64 count, keys each with its value; no answer
   CancelWait,   // byte kWaitCancelled; for the Wait before it there may be kStopWaiting before that
-  Ping,         // uint32; the same uint32. StoreServer's answer is its complement after a Set for
-                // which the store was too full
+  Ping,         // uint32; the same uint32. StoreServer's answer is its complement after a request
+                // for which the store was too full
   Push,         // key, value; no answer
   Pop,          // key; int64 0 or 1, and then the oldest value as text
   QueueLength,  // key; int64

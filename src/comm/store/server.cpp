@@ -162,6 +162,7 @@ void StoreServer::drop(Client& client) {
   buffered_ -= client.in.size() + client.out.size();
   client.in.clear();
   client.out.clear();
+  client.sent = 0;
 }
 
 void StoreServer::read_from(Client& client) {
@@ -230,10 +231,14 @@ void StoreServer::say(Client& client, const StoreMessage& message) {
 void StoreServer::flush(Client& client) {
   const bool was_full = client.full;
   while (!client.out.empty() && !client.gone) {
-    const ssize_t count = send(client.fd.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
+    const std::string_view left = std::string_view(client.out).substr(client.sent);
+    const ssize_t count = send(client.fd.get(), left.data(), left.size(), MSG_NOSIGNAL);
     if (count >= 0) {
-      client.out.erase(0, static_cast<size_t>(count));
-      buffered_ -= static_cast<size_t>(count);
+      client.sent += static_cast<size_t>(count);
+      // No more is moved than was sent: of a large answer each piece would move all of the rest.
+      if (2 * client.sent < client.out.size()) continue;
+      client.out.erase(0, client.sent);
+      buffered_ -= std::exchange(client.sent, 0);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
@@ -279,9 +284,11 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     }
     case StoreQuery::Get:
       return say(client, StoreMessage().text(values_.at(texts[0])));
-    case StoreQuery::Add:
-      return say(client,
-                 StoreMessage().number(values_.add(texts[0], request.number).value_or(kNoNumber)));
+    case StoreQuery::Add: {
+      std::optional<int64_t> sum;
+      keep(client, [&] { sum = values_.add(texts[0], request.number); });
+      return say(client, StoreMessage().number(sum.value_or(kNoNumber)));
+    }
     case StoreQuery::Check: {
       const bool all =
           std::all_of(texts.begin(), texts.end(), [this](auto& key) { return values_.has(key); });
@@ -316,7 +323,8 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
                  StoreMessage().number(std::exchange(client.refused, false) ? ~number : number));
     }
     case StoreQuery::Push:
-      return values_.push(texts[0], texts[1]);
+      keep(client, [&] { values_.push(texts[0], texts[1]); });
+      return;
     case StoreQuery::Pop: {
       const auto oldest = values_.pop(texts[0]);
       if (!oldest) return say(client, StoreMessage().number(int64_t{0}));

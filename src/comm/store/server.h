@@ -51,6 +51,7 @@ class StoreServer {
     Fd fd;
     std::unique_ptr<Tls> tls = nullptr;
     std::string in = {}, out = {};
+    size_t sent = 0;     // of `out`
     bool known = false;  // has sent the magic
     bool gone = false;
     bool full = false;     // `out` waits for the network

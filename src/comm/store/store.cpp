@@ -122,9 +122,11 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
       throw CommError(fmt::format("[store] {} at {} {}", beginning_of(what), address(),
                                   launcher_status_->abort_text_with_ends()));
     }
-    throw CommError(fmt::format(
-        "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
-        beginning_of(what), address(), error.what()));
+    const bool has_answered = dynamic_cast<const StoreUnset*>(&error) != nullptr;
+    throw CommError(
+        fmt::format("[store] {} at {} failed: {}; look at whether {} still runs",
+                    beginning_of(what), address(), error.what(),
+                    has_answered ? "the rank that sets it" : "the process that serves the store"));
   }
 }
 

@@ -59,7 +59,7 @@ class Store {
   // Whether all keys have been set. Does not wait.
   bool check(const std::vector<std::string>& keys) const;
   // Adds to the number under `key`, which starts at 0; returns the sum. Throws ConfigError when the
-  // value is not a number.
+  // value is not a number, or the store is full.
   int64_t add(const std::string& key, int64_t amount) const;
 
   // While ranks make a group by way of the store, the process that serves it may exit: it serves on

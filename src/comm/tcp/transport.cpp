@@ -104,8 +104,10 @@ class TcpTransport : public Transport {
 Work TcpTransport::start(Request request) {
   state_->check_alive();
   const at::NoGradGuard no_grad;
-  WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
+  // What throws comes before the call is numbered: else the next one would be another on this rank
+  // than on the others.
   TcpCall call = tcp_call(request, rank(), size(), ranks_, direct_);
+  WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
   NetCallName name{.number = static_cast<uint32_t>(operation.notice.number),
                    .checksum = checksum_of(operation.notice.signature),
                    .meets = has_own_sizes(request, size())};

@@ -134,6 +134,14 @@ struct Ddp::State {
 
 void Ddp::State::check(const AttachedModule& now) const {
   std::string complaint = shared_with_another(now.model(), reducer.get());
+  // What a hook carries is of the parameters that it was attached to last. A rank may have given it
+  // to a Ddp of ranks that are not all in this group.
+  if (const auto& hook = options.hook; complaint.empty() && hook && group.size() > 1 &&
+                                       PassQueue::is_of_another(*hook, reducer.get())) {
+    complaint = fmt::format(
+        "the hook {} belongs to another Ddp, whose gradients it works on: make one for each",
+        hook->name());
+  }
   if (complaint.empty() && plan)
     complaint = unfit_for_lanes(now.model(), lane_options(options), now.module());
   parallel::check(now.model(), group, options, std::move(complaint));
@@ -204,12 +212,6 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   state_ = std::make_unique<State>(module, group, std::move(options));
   state_->check(state_->module);
   if (state_->plan) begin_lanes(group, lane_options(state_->options));
-  // What a hook carries is of the parameters that it was attached to last.
-  if (const auto& hook = state_->options.hook; hook && PassQueue::of(group)->has(*hook)) {
-    throw ConfigError(fmt::format(
-        "[ddp] the hook {} belongs to another Ddp, whose gradients it works on: make one for each",
-        hook->name()));
-  }
   state_->attach_hook(state_->module.model());
   state_->attach();
   // What is drawn outside of lanes is drawn with the same values on all ranks.
@@ -340,8 +342,12 @@ void Ddp::leave() {
   if (!state_->reducer) return;
   const auto present = state_->reducer->leave();
   if (static_cast<int>(present.size()) == state_->group.size()) return;
-  broadcast_all(state_->group, state_->model().tensors(), kMessageBytes, present.front(),
-                "Join: last state");
+  Model model = state_->model();
+  if (state_->options.buffers == Buffers::None &&
+      std::ranges::find(present, state_->group.rank()) != present.end()) {
+    for (auto& item : model.buffers) item.tensor = item.tensor.detach().clone();  // keeps its own
+  }
+  broadcast_all(state_->group, model.tensors(), kMessageBytes, present.front(), "Join: last state");
 }
 
 uint64_t Ddp::fingerprint() const { return parallel::fingerprint(state_->model().tensors()); }

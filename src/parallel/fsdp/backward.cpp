@@ -26,6 +26,8 @@ size_t Fsdp::State::count_flags() const { return kTold * trainable_.size(); }
 
 void Fsdp::State::begin_backward() {
   if (backward_.is_open()) return;
+  // A child by fork() has none of the memory that ranks share.
+  if (plan_.all.size() > 1) plan_.all.transport().unfinished()->check_process("backward");
   // Collectives that a backward() left in flight when it threw still read and write the memory of
   // gradients.
   while (!in_flight_.empty()) finish_oldest();

@@ -54,7 +54,7 @@ at::Tensor batch_norm(const at::Tensor& input, const std::optional<at::Tensor>& 
     auto layer = layer_of(weight);
     if (!layer) layer = layer_of(running_mean);
     if (layer) {
-      if (const auto gate = layer->gate.lock()) gate->begin_step();
+      if (const auto gate = layer->gate.lock()) gate->begin_forward();
       const auto tensor = [](const std::optional<at::Tensor>& given) {
         return given.value_or(at::Tensor());
       };

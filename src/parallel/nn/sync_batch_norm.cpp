@@ -265,7 +265,7 @@ at::Tensor SyncBatchNormImpl<D>::forward(const at::Tensor& input) {
                           training || !running_mean.defined(), factor, options.eps(),
                           at::globalContext().userEnabledCuDNN());
   }
-  if (const auto gate = gate_.lock()) gate->begin_step();
+  if (const auto gate = gate_.lock()) gate->begin_forward();
   return synchronous_batch_norm(input, weight, bias, running_mean, running_var, factor,
                                 options.eps(), group_);
 }

@@ -84,6 +84,10 @@ t = torch.zeros(5)
 dist.recv(t, src=cpp, tag=3)
 check("recv", t, torch.full((5,), 4.0))
 dist.send(t * 2, dst=cpp, tag=4)
+# A list of the other side: what is of one dtype goes as one tensor.
+for t in (torch.full((6,), rank + 1.0), torch.full((2,), rank + 1.0, dtype=torch.float64)):
+    dist.all_reduce(t)
+    check("all_reduce of a list", t, torch.full_like(t, 3))
 dist.barrier()
 dist.destroy_process_group()
 os._exit(0)  # the interpreter's own exit races libtorch's threads and sometimes aborts

@@ -1,11 +1,14 @@
 // One rank of this library and one of torch.distributed in one group.
+#include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <cstdlib>
 
+#include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -102,6 +105,16 @@ void talk_to_python(const Group& group) {
   group.send(message, python, 3).wait();
   group.recv(message, python, 4).wait();
   check("recv", message, at::full({5}, 8.f));
+  // A list that Gloo cannot have is refused before any part of it is sent.
+  const at::Tensor first = at::full({3}, group.rank() + 1.f), wide = at::ones({2}, at::kUInt16);
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                (void)group.all_reduce({first, wide});
+              }),
+              testing::HasSubstr("torch.distributed's Gloo has no uint16"));
+  const at::Tensor second = at::full({2}, group.rank() + 1., at::kDouble);
+  group.all_reduce({first, second, first.clone()}).wait();
+  check("list of float32", first, at::full({3}, 3.f));
+  check("list of float64", second, at::full({2}, 3., at::kDouble));
   group.barrier().wait();
 }
 

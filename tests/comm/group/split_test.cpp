@@ -39,6 +39,22 @@ TEST_P(Split, OfOneRankWhereTheOthersExchangeBytes) {
   });
 }
 
+// As many bytes as it makes room for.
+TEST_P(Split, OfOneRankWhereTheOthersExchangeAsManyBytes) {
+  spawn(GetParam(), [](World& world) {
+    for (const int count : {8, 16}) {
+      const Group group = world.group().split(0);
+      EXPECT_THAT(message_of<CommError>([&] {
+                    if (group.rank() == 0) (void)group.split(0);
+                    (void)group.all_gather_bytes(std::string(count, 'x'));
+                    group.barrier().wait();
+                  }),
+                  HasSubstr("the ranks disagree: rank 0 calls split, rank 1 another call"));
+      world.group().barrier().wait();
+    }
+  });
+}
+
 TEST_P(Split, OfOneRankWhereTheOthersMakeASubgroup) {
   spawn(GetParam(), [](World& world) {
     const Group group = world.group().split(0);

@@ -51,7 +51,9 @@ TEST(Store, PrefixesKeepKeysApart) {
 TEST(Store, AKeyThatNobodySetsIsNamedAtTheDeadline) {
   const Store store = served();
   EXPECT_THAT(message_of<CommError>([&] { store.get("absent", 50ms); }),
-              AllOf(HasSubstr("wait for absent"), HasSubstr(store.address())));
+              AllOf(HasSubstr("wait for absent"), HasSubstr(store.address()),
+                    HasSubstr("no rank has set it in time; look at whether the rank that sets it "
+                              "still runs")));
   EXPECT_FALSE(store.check({"absent"}));  // still usable
 }
 

@@ -70,6 +70,39 @@ TEST(CudaIpcMessages, ManyOfACudaGraphToo) {
   comm::set_capture_question(nullptr);
 }
 
+// It is sent before the graph is launched, and once.
+TEST(CudaIpcMessages, OneThatWasPutOffBeforeACaptureIsNoPartOfTheGraph) {
+  comm::set_capture_question(&fake::is_capturing);
+  spawn_on_ipc(
+      2,
+      [](World& world) {
+        const auto& group = world.group();
+        const int peer = 1 - world.rank();
+        const at::Tensor early = at::full({10}, 7.F).to(world.device()),
+                         mine = at::zeros({10}).to(world.device()),
+                         theirs = at::zeros({10}).to(world.device());
+        comm::Work begun = world.rank() == 0 ? group.send(early, peer) : group.recv(theirs, peer);
+        if (world.rank() == 1) {
+          begun.wait();
+          EXPECT_EQ(theirs.cpu().sum().item<float>(), 70);
+        }
+        const fake::Graph graph([&] {
+          comm::Work sent = group.send(mine, peer), received = group.recv(theirs, peer);
+          sent.wait();
+          received.wait();
+        });
+        begun.wait();
+        group.barrier().wait();
+        for (int launch = 1; launch < 4; ++launch) {
+          mine.fill_(static_cast<float>(10 * launch + world.rank()));
+          graph.launch();
+          EXPECT_EQ(theirs.cpu().mean().item<float>(), static_cast<float>(10 * launch + peer));
+        }
+      },
+      {.timeout = std::chrono::seconds(20)});
+  comm::set_capture_question(nullptr);
+}
+
 // A kernel of the sender's and one of the receiver's, as after `before` chunks.
 void move_six_chunks(comm::cuda_ipc::U64 before) {
   using namespace comm::cuda_ipc;

@@ -1,5 +1,6 @@
 // A rank without a batch takes part in what follows backward(), too.
 #include <limits>
+#include <optional>
 
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"
@@ -9,6 +10,7 @@
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/join.h"
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
@@ -158,6 +160,65 @@ TEST(JoinRest, AnOptimizerIsJoinedOrSteppedByTheRestNotBoth) {
     Join join({ddp, adam});
     EXPECT_THROW(join.finish([&] { adam.step(); }), ConfigError);
     join.finish();
+  });
+}
+
+// Its shadow() knows nothing of the ranks: finish() would not end.
+TEST(JoinRest, AnOptimizerIsNotNamedFirst) {
+  for (const int ranks : {1, 2}) {
+    spawn(ranks, [](World& world) {
+      Mlp net;
+      Ddp ddp(net, world);
+      ZeroOptimizer adam(net.parameters(), world, zero<FusedAdam>(torch::optim::AdamOptions(0.01)));
+      EXPECT_THAT(message_of<ConfigError>([&] {
+                    Join({adam, ddp});
+                  }),
+                  ::testing::HasSubstr("an optimizer is named first"));
+      Join({ddp, adam}).finish();
+    });
+  }
+}
+
+// The layer waits in forward() for a rank that has had the first micro-batch of a step, and none
+// after it.
+TEST(JoinRest, SyncBatchNormIsToldThatARankHasRunOutBetweenMicroBatches) {
+  spawn(2,
+        [](World& world) {
+          torch::nn::Sequential net(
+              SyncBatchNorm1d(torch::nn::BatchNormOptions(6), world.group().split(0)),
+              torch::nn::Linear(6, 1));
+          Ddp ddp(net, world);
+          Join join({ddp});
+          int done = 0;
+          EXPECT_THAT(message_of<DataError>([&] {
+                        for (; done < (world.rank() == 1 ? 3 : 4); ++done) {
+                          std::optional<parallel::Hold> hold;
+                          if (done % 2 == 0) hold.emplace(ddp.hold());
+                          net->forward(input(world.rank(), done)).square().mean().backward();
+                        }
+                        join.finish();
+                      }),
+                      ::testing::HasSubstr("1 of 2 ranks have a batch for this step"));
+          EXPECT_EQ(done, 3);
+        },
+        {.timeout = std::chrono::seconds(20)});
+}
+
+// Ranks 1 and 2 train to the end, with statistics of their own.
+TEST(JoinRest, BuffersOfTheirOwnAreKeptByRanksThatHaveABatchToTheEnd) {
+  spawn(3, [](World& world) {
+    torch::nn::BatchNorm1d norm(6);
+    torch::nn::Sequential net(norm, torch::nn::Linear(6, 1));
+    Ddp ddp(net, world, {.buffers = Buffers::None});
+    Join join({ddp});
+    for (int step = 0; step < (world.rank() == 0 ? 1 : 4); ++step)
+      net->forward(input(world.rank(), step)).square().mean().backward();
+    const at::Tensor own = norm->running_mean.clone();
+    join.finish();
+    at::Tensor of_first = own.clone();
+    world.group().broadcast(of_first, 1).wait();
+    EXPECT_TRUE(at::equal(norm->running_mean, world.rank() == 2 ? own : of_first));
+    EXPECT_EQ(at::equal(own, of_first), world.rank() == 1);
   });
 }
 

@@ -132,6 +132,34 @@ TEST(Sparse, WhatAnEarlierBackwardLeftIsRefusedWithinAJoin) {
   });
 }
 
+// Nor does the pass leave a trace in what a hook carries.
+TEST(Sparse, WhatIsRefusedWithinAJoinLeavesAHooksState) {
+  spawn(3, [](World& world) {
+    Words net(true);
+    const auto hook =
+        std::make_shared<CastHook>(at::kBFloat16, CastOptions{.error_feedback = true});
+    Ddp ddp(net, world, {.hook = hook});
+    Join join({ddp});
+    std::map<std::string, at::Tensor> before;
+    EXPECT_THROW(
+        {
+          for (int pass = 0; world.rank() < 2 && pass < 2; ++pass) {
+            words_loss(net, world.rank()).backward();
+            for (const auto& [name, tensor] : hook->state()) {
+              if (pass == 0) before[name] = tensor.clone();
+            }
+          }
+          join.finish();
+        },
+        ConfigError);
+    const auto after = hook->state();
+    if (world.rank() == 2) return;  // which was in none of its own
+    EXPECT_FALSE(before.empty());
+    for (const auto& [name, tensor] : before)
+      EXPECT_TRUE(at::equal(after.at(name), tensor)) << name;
+  });
+}
+
 TEST(Sparse, B54_AModuleWithNothingElse) {
   spawn(2, [](World& world) {
     torch::nn::EmbeddingBag bag(

@@ -56,5 +56,20 @@ TEST(HookAttach, OfOneDdpAtATime) {
   });
 }
 
+// Rank 2 has given it to none.
+TEST(HookAttach, OfOneDdpAtATimeOnAnyGroup) {
+  spawn(3, [](World& world) {
+    const Group part = world.group().split(world.rank() == 2 ? 1 : 0);
+    const auto hook = std::make_shared<TopK>(TopKOptions{.fraction = 0.1});
+    Mlp net, other;
+    std::optional<Ddp> ddp(std::in_place, net, part, DdpOptions{.hook = hook});
+    const auto second = [&] { Ddp(other, world.group(), {.hook = hook}); };
+    EXPECT_THAT(message_of<ConfigError>(second),
+                HasSubstr("rank 0: the hook top_k belongs to another Ddp"));
+    ddp.reset();
+    second();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

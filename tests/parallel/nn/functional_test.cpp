@@ -304,6 +304,14 @@ TEST(FunctionalWith, ACallOfAGroupWarnsOfAHistory) {
               world.rank() == 0);
     EXPECT_EQ(said(3 * x), "");  // once
   });
+  spawn(2, [](World& world) {
+    const at::Tensor x = at::ones({3}).requires_grad_(true);
+    ::testing::internal::CaptureStderr();
+    world.group().all_reduce({at::ones({3}), 2 * x}).wait();
+    EXPECT_EQ(::testing::internal::GetCapturedStderr().find(
+                  "all_reduce of a tensor that has a history") != std::string::npos,
+              world.rank() == 0);
+  });
 }
 
 }  // namespace

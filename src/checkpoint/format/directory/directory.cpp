@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/directory.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -176,6 +177,7 @@ std::string Directory::begin(int64_t step) {
       fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_digits());
   if (files_.make_directory(folder) != 0) throw_system_error(folder, "cannot be made");
   temporary_ = folder;
+  began_in_ = ::getpid();
   return folder;
 }
 
@@ -204,9 +206,11 @@ std::string Directory::publish(Manifest manifest) {
 }
 
 void Directory::abandon() noexcept {
-  if (temporary_.empty()) return;
+  const std::string begun = std::exchange(temporary_, {});
+  // In a child by fork() it is the parent's, which goes on with it.
+  if (begun.empty() || began_in_ != ::getpid()) return;
   try {
-    remove_folder(files_, std::exchange(temporary_, {}));
+    remove_folder(files_, begun);
   } catch (const std::exception&) {
     // The next begin() tries again.
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
@@ -33,8 +34,10 @@ int JoinGate::ranks_with_batch(int mine) const {
   return count.item<int>();
 }
 
-void JoinGate::begin_step() {
-  if (has_begun_) return;
+void JoinGate::begin_forward() {
+  // Activation checkpointing repeats a forward that all had a batch for.
+  const bool recomputes = torch::autograd::get_current_graph_task_id() != -1;
+  if (has_begun_ || recomputes) return;
   const int with_batch = ranks_with_batch(1);
   if (with_batch < group_.size()) refuse(with_batch, group_);
   has_begun_ = true;

@@ -9,6 +9,11 @@ namespace lockstep::parallel {
 Join::Join(std::vector<std::reference_wrapper<Joinable>> joinables, JoinOptions options)
     : joinables_(std::move(joinables)), options_(options) {
   if (joinables_.empty()) throw ConfigError("[join] nothing to join: name the Ddp");
+  if (dynamic_cast<Optimizer*>(&joinables_.front().get()) != nullptr) {
+    throw ConfigError(
+        "[join] an optimizer is named first, which cannot tell whether any rank has a batch: name "
+        "the Ddp before it");
+  }
   const auto* first = dynamic_cast<Ddp*>(&joinables_.front().get());
   for (Joinable& joinable : joinables_) {
     auto* ddp = dynamic_cast<Ddp*>(&joinable);

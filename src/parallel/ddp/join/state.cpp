@@ -53,8 +53,8 @@ void JoinState::refuse_uneven(int64_t pass) const {
                   group_.rank(), pass, in_backward_.size(), group_.size()));
 }
 
-void JoinState::end_step() {
-  if (gate_) gate_->end_step();
+void JoinState::end_forward() {
+  if (gate_) gate_->end_forward();
 }
 
 }  // namespace lockstep::parallel

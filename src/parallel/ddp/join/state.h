@@ -49,7 +49,8 @@ class JoinState {
 
   // Of a rank that was in the pass.
   void refuse_uneven(int64_t pass) const;
-  void end_step();
+  // A backward() comes, under hold() or not: a rank may be without a batch for the next forward.
+  void end_forward();
 
  private:
   Group group_;

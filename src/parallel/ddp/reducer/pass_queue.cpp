@@ -18,6 +18,17 @@ namespace {
 // thread may be the one that drops that.
 thread_local std::weak_ptr<std::vector<std::shared_ptr<PassQueue>>> ending;
 
+// Of all groups, which may be in use by one thread each. Never destroyed: a Ddp may be static.
+struct Hooks {
+  std::mutex mutex;
+  std::map<const CommHook*, const Reducer*> users;
+};
+
+Hooks& hooks() {
+  static auto& all = *new Hooks;
+  return all;
+}
+
 }  // namespace
 
 std::shared_ptr<PassQueue> PassQueue::of(const Group& group) {
@@ -34,11 +45,15 @@ std::shared_ptr<PassQueue> PassQueue::of(const Group& group) {
 void PassQueue::add(Reducer& reducer) {
   static std::atomic<int64_t> count = 0;
   members_.push_back({.reducer = &reducer, .number = ++count});
+  if (!reducer.hook()) return;
+  const std::lock_guard lock(hooks().mutex);
+  hooks().users.emplace(reducer.hook().get(), &reducer);
 }
 
-bool PassQueue::has(const CommHook& hook) const {
-  return std::ranges::any_of(
-      members_, [&](const Member& member) { return member.reducer->hook().get() == &hook; });
+bool PassQueue::is_of_another(const CommHook& hook, const Reducer* reducer) {
+  const std::lock_guard lock(hooks().mutex);
+  const auto found = hooks().users.find(&hook);
+  return found != hooks().users.end() && found->second != reducer;
 }
 
 void PassQueue::join(const Reducer& reducer, const JoinPlace& place) {
@@ -48,6 +63,8 @@ void PassQueue::join(const Reducer& reducer, const JoinPlace& place) {
 void PassQueue::remove(const Reducer& reducer) {
   abandon(reducer);
   std::erase_if(members_, [&](const Member& member) { return member.reducer == &reducer; });
+  const std::lock_guard lock(hooks().mutex);
+  std::erase_if(hooks().users, [&](const auto& user) { return user.second == &reducer; });
 }
 
 void PassQueue::abandon(const Reducer& reducer) { std::erase(open_, &reducer); }

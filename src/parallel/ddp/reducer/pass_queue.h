@@ -46,8 +46,8 @@ class PassQueue {
   // From its constructor, and from its destructor.
   void add(Reducer& reducer);
   void remove(const Reducer& reducer);
-  // Whether the gradients of one of them go through it.
-  bool has(const CommHook& hook) const;
+  // Whether gradients of another Reducer, of any group, go through it.
+  static bool is_of_another(const CommHook& hook, const Reducer* reducer);
 
   // A Join has named it.
   void join(const Reducer& reducer, const JoinPlace& place);

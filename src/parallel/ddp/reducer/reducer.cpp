@@ -85,6 +85,8 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
 }
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
+  // A child by fork() has no buckets.
+  if (group_.size() > 1) group_.transport().unfinished()->check_process("backward");
   const bool held = *holds_ > 0;
   if (!backward_.is_open()) finish_abandoned();
   if (!held && !backward_.is_open()) begin();
@@ -105,6 +107,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   if (held) {
     if (lanes_) object_unless_in_lane(objection_, *plan_, "Ddp");
     held_[parameter] = true;
+    join_.end_forward();
   } else if (schedule_.step(parameter) == Step::Absent) {
     schedule_.set(parameter, Step::Arriving);
   } else {
@@ -304,7 +307,7 @@ void Reducer::finish_pass() {
   if (!rebuilt_ && !quiet_) rebuild();
   std::fill(held_.begin(), held_.end(), false);
   clock_.end();
-  join_.end_step();
+  join_.end_forward();
   if (!shadows_) join_.refuse_uneven(clock_.count());
   check_same();
   if (fingerprint_every_ > 0 && !quiet_ && pass_ % fingerprint_every_ == 0) {
