@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <memory>
+#include <string_view>
 
 #include "data/files.h"
 #include "lockstep/core/error.h"
@@ -129,6 +131,27 @@ TEST_P(LoaderResume, DataThatHaveGrownGoOnWithAnEpoch) {
   EXPECT_EQ(loader.batches_left(), loader.batches());
   auto epoch = loader.epoch(3), whole = other.epoch(3);
   EXPECT_TRUE((*epoch.begin()).data.equal((*whole.begin()).data));
+}
+
+// At the end of an epoch the loader stands in the next, whose shuffle begins with its first batch.
+TEST(LoaderRest, IsCountedWithoutAShuffle) {
+  static int64_t shuffles = 0;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& call)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        if (std::string_view(call.name()) == "aten::randperm") ++shuffles;
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  Loader loader(numbers(), Shard{0, 2}, {.batch_size = 4, .seed = 6, .drop_last = true});
+  (void)read(loader, 0);
+  const int64_t before = shuffles;
+  EXPECT_GT(before, 0);
+  EXPECT_EQ(loader.state(), at(1, 0));
+  EXPECT_EQ(loader.batches_left(), 12);
+  loader.restore(at(0, 88));
+  EXPECT_EQ(loader.batches_left(), 1);
+  EXPECT_EQ(shuffles, before);
+  at::removeCallback(handle);
 }
 
 TEST(LoaderMisuse, ThereIsNothingPastTheEnd) {

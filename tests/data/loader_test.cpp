@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "data/files.h"
 #include "lockstep/core/error.h"
 #include "lockstep/data/tensor_dataset.h"
@@ -240,6 +242,38 @@ TEST(Loader, ABatchLargerThanTheDataIsShort) {
   const auto set = numbers(10);
   Loader loader(set, Shard{0, 2}, {.batch_size = 64});
   EXPECT_THAT(batches_of(loader, 0), ElementsAre(SizeIs(5)));
+}
+
+TEST(Loader, MoreMayBeMadeAheadThanThereIs) {
+  const auto set = numbers(10);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const LoaderOptions& options :
+       {LoaderOptions{.batch_size = 4, .prefetch = kMost},
+        LoaderOptions{.batch_size = 4, .prefetch = 2, .workers = kMost},
+        LoaderOptions{.batch_size = 4, .workers = kMost}}) {
+    Loader loader(set, Shard{0, 1}, options);
+    EXPECT_THAT(batches_of(loader, 0), ElementsAre(SizeIs(4), SizeIs(4), SizeIs(2)));
+  }
+}
+
+// Those that have come would be left out in all epochs.
+TEST(Loader, RefusesADataSetThatHasGrown) {
+  struct Growing : Dataset {
+    int64_t size() const override { return samples; }
+    Batch get_batch(at::IntArrayRef indices) const override {
+      return {at::tensor(indices), at::tensor(indices)};
+    }
+    int64_t samples = 10;
+  } set;
+  Loader loader(set, Shard{0, 1}), lanes(set, Shard{0, 1}, {.lanes = 2});
+  set.samples = 12;
+  const auto refusal =
+      HasSubstr("the data set has 12 samples, and had 10 when the loader was made");
+  EXPECT_THAT(message_of<ConfigError>([&] { (void)loader.epoch(1); }), refusal);
+  EXPECT_THAT(message_of<ConfigError>([&] { (void)lanes.steps(1); }), refusal);
+  Loader another(set, Shard{0, 1});
+  another.restore(loader.state());
+  EXPECT_EQ(another.epoch(0).batches(), 1);
 }
 
 TEST(Loader, RefusesDropLastThatLeavesNothing) {

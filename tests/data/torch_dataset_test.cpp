@@ -244,6 +244,30 @@ TEST(TorchDataset, ThreadsDoNotShareASet) {
   }
 }
 
+// Of gigabytes, perhaps: one for each thread, and no more.
+struct Counted : datasets::Dataset<Counted> {
+  explicit Counted(std::atomic<int>* made) : copies(made) {}
+  Counted(Counted&&) = default;
+  Counted(const Counted& other) : datasets::Dataset<Counted>(other), copies(other.copies) {
+    ++*copies;
+  }
+  Example<> get(size_t index) override {
+    return {torch::zeros({1}), torch::tensor(static_cast<int64_t>(index))};
+  }
+  std::optional<size_t> size() const override { return 2000; }
+  std::atomic<int>* copies;
+};
+
+TEST(TorchDataset, ThereAreNoMoreSetsThanThreads) {
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> copies = 0;
+    Loader loader(Counted(&copies), Shard{0, 1}, {.batch_size = 1, .prefetch = 40, .workers = 4});
+    copies = 0;  // those of handing it over
+    for (auto [x, y] : loader.epoch(0)) continue;
+    EXPECT_LE(copies, 3) << round;
+  }
+}
+
 struct Ragged : datasets::Dataset<Ragged> {
   Example<> get(size_t index) override {
     if (index == 5) throw std::runtime_error("page is torn");

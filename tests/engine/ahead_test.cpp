@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <csignal>
 #include <latch>
 #include <memory>
 #include <numeric>
@@ -108,6 +109,24 @@ TEST(Ahead, AnErrorComesInItsTurnAndAgain) {
         }
       }
     }
+  }
+}
+
+// A loop that blocks SIGTERM while it saves would be ended by these.
+TEST(Ahead, ItsThreadsTakeNoSignalsOfTheProcess) {
+  Ahead<sigset_t> ahead(
+      [](int64_t, std::optional<sigset_t>) {
+        sigset_t blocked;
+        pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+        return blocked;
+      },
+      {2, 2, 2});
+  for (int64_t number = 0; number < 2; ++number) {
+    const sigset_t blocked = ahead.next(std::nullopt);
+    for (const int signal : {SIGINT, SIGTERM, SIGALRM}) {
+      EXPECT_EQ(sigismember(&blocked, signal), 1) << signal;
+    }
+    EXPECT_EQ(sigismember(&blocked, SIGBUS), 0);
   }
 }
 

@@ -106,7 +106,7 @@ class Loader {
 
   // The epoch's batches, to be gone through once: from its beginning, or, for the epoch of a
   // restored state, once from the saved position. May outlive the loader. Throws ConfigError for a
-  // negative epoch.
+  // negative epoch, and when the data set's size() has changed.
   Epoch epoch(int64_t epoch);
 
   // As epoch(), for a loader with lanes: there epoch() throws ConfigError, as this does without

@@ -191,7 +191,8 @@ class TorchDataset : public Dataset {
     ~Reader() {
       const std::lock_guard lock(owner.mutex_);
       if constexpr (std::copy_constructible<D>) {
-        if (owner.waiting_ > 0) owner.add_copy_of(*set);
+        // Those that wait, more than there are sets for: so there are no more sets than threads.
+        if (owner.waiting_ > std::ssize(owner.free_)) owner.add_copy_of(*set);
       }
       owner.free_.push_back(std::move(set));  // has room
       owner.is_free_.notify_all();

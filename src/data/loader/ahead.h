@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/process/own_process.h"
+#include "core/process/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {
@@ -35,7 +36,9 @@ class Ahead {
       : make_(std::move(make)), plan_(plan), made_(static_cast<size_t>(plan.depth)) {
     const int64_t useful = std::min({plan.threads, plan.depth, plan.count});
     try {
-      for (int64_t i = 0; i < useful; ++i) threads_.emplace_back([this] { run(); });
+      for (int64_t i = 0; i < useful; ++i) {
+        threads_.push_back(thread_without_signals([this] { run(); }));
+      }
     } catch (...) {
       stop();
       throw;

@@ -81,8 +81,9 @@ Shard part_of(Shard rank, const LoaderOptions& options) {
 }  // namespace
 
 AheadPlan plan_of(int64_t count, const LoaderOptions& options) {
-  const int64_t depth = options.prefetch > 0 ? options.prefetch : 2 * options.workers;
-  return {count, depth, std::max<int64_t>(options.workers, 1)};
+  const int64_t workers = std::min(options.workers, count);
+  const int64_t depth = options.prefetch > 0 ? options.prefetch : 2 * workers;
+  return {count, std::min(depth, count), std::max<int64_t>(workers, 1)};
 }
 
 std::shared_ptr<Ahead<Batch>> start_ahead(Ahead<Batch>::Make make, const AheadPlan& plan) {
@@ -203,13 +204,24 @@ int64_t Loader::batches() const {
 }
 
 int64_t Loader::batches_left() const {
-  DistributedSampler rest = shared_->sampler;
-  rest.restore(shared_->state);
-  return batches_of(rest.size(), shared_->options);
+  // In the place of the epoch's order, whose shuffle would be for nothing.
+  const SamplerState& state = shared_->state;
+  const LoaderOptions& options = shared_->options;
+  DistributedSampler rest(
+      state.length, shared_->part,
+      {.shuffle = false, .drop_last = options.drop_last, .exact = options.exact});
+  rest.restore({.position = state.position, .length = state.length, .shuffle = false});
+  return batches_of(rest.size(), options);
 }
 
 int64_t Loader::begin(int64_t epoch) {
   Shared& shared = *shared_;
+  if (const int64_t now = shared.dataset->size(); now != shared.sampler.state().length) {
+    throw ConfigError(fmt::format(
+        "[loader] the data set has {} samples, and had {} when the loader was made: make another "
+        "loader of it, and restore() this one's state there at the beginning of an epoch",
+        now, shared.sampler.state().length));
+  }
   shared.sampler.set_epoch(epoch);
   if (shared.restored && shared.restored->epoch == epoch) {
     shared.sampler.restore(*std::exchange(shared.restored, std::nullopt));
