@@ -58,7 +58,9 @@ at::Tensor on_device_of(const at::Tensor& tensor, const LoaderOptions& options) 
   // From pinned memory a copy to CUDA does not hold up the host; libtorch keeps that memory until
   // the copy is over. Other devices would read our memory after it serves for another batch.
   if (!options.device->is_cuda() || !tensor.is_cpu()) return tensor.to(*options.device);
-  return tensor.pin_memory().to(*options.device, /*non_blocking=*/true);
+  // What came pinned is the data set's, which may write another batch into it.
+  const at::Tensor pinned = tensor.pin_memory();
+  return pinned.to(*options.device, /*non_blocking=*/!pinned.is_same(tensor));
 }
 
 // The part that the sampler deals to: a rank, or with lanes the first that this rank runs.
