@@ -17,6 +17,7 @@
 namespace lockstep::comm {
 namespace {
 
+using test::isolated;
 using test::spawn_bare;
 using test::threads_of_process;
 using testing::AllOf;
@@ -78,6 +79,27 @@ TEST(Threads, OfAThreadThatWasThereBeforeToo) {
     });
     has_computed.acquire();
     const World world = World::from_env();
+    may_go_on.release();
+    older.join();
+  });
+}
+
+// As lanes give one, after World::from_env() has.
+TEST(Threads, OfAThreadThatHasComputedFollowALaterNumber) {
+  isolated([] {
+    compute_with(2);
+    std::binary_semaphore has_computed(0), may_go_on(0);
+    const auto product = kernels().front().second;
+    std::thread older([&] {
+      product();
+      EXPECT_EQ(at::get_num_threads(), 2);
+      has_computed.release();
+      may_go_on.acquire();
+      product();
+      EXPECT_EQ(at::get_num_threads(), 1);
+    });
+    has_computed.acquire();
+    compute_with(1);
     may_go_on.release();
     older.join();
   });

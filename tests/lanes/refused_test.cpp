@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "lanes/net.h"
 #include "lockstep/parallel/averager.h"
@@ -51,6 +52,26 @@ TEST(LanesRefuse, ABackwardOutsideOfALane) {
       net.loss(0).backward();
     }
     for (Lane lane : ddp.lanes(StepKey{})) net.loss(lane.index).backward();
+  });
+}
+
+// Two trainings in two threads: their dropout would come from one generator.
+TEST(LanesRefuse, ALoopWhileAnotherThreadIsInOne) {
+  test::isolated([] {
+    LaneNet net, other;
+    Ddp ddp(net, Group(), {.lanes = 2}), its(other, Group(), {.lanes = 2});
+    const auto train_other = [&] {
+      its.zero_grad();
+      for (Lane lane : its.lanes(StepKey{})) other.loss(lane.index).backward();
+    };
+    for (Lane lane : ddp.lanes(StepKey{})) {
+      std::thread([&] {
+        EXPECT_THAT(message_of<ConfigError>(train_other), HasSubstr("while another thread"));
+      }).join();
+      net.loss(lane.index).backward();
+    }
+    std::thread(train_other).join();
+    EXPECT_TRUE(other.first->weight.grad().defined());
   });
 }
 

@@ -17,7 +17,8 @@
 // of step k is the same on any number of ranks) and the buffers that the step began with. A
 // backward() outside of it, a lane without one, or one with two is refused by ConfigError on all
 // ranks. The alternatives were a call within the plain loop, which can be forgotten, and a lane
-// that belongs to the thread, which backward() on a GPU would not see.
+// that belongs to the thread, which backward() on a GPU would not see. So one thread of a process
+// at a time may be in a lane, and a loop that begins one while another thread is gets ConfigError.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <cstdint>
 #include <limits>
 #include <map>
 #include <utility>
@@ -16,6 +18,9 @@
 namespace lockstep::comm {
 namespace {
 
+// How often compute_with() was called.
+std::atomic<uint32_t> g_numbers{0};
+
 // libtorch keeps one number of threads for the process, but a thread asks for it at its first
 // parallel_for only. A matrix product or a convolution before that asks OpenMP, which has given
 // every new thread all cores, and GNU's has no call that changes what new threads get. Almost all
@@ -24,9 +29,9 @@ class TellingAllocator final : public c10::Allocator {
  public:
   explicit TellingAllocator(c10::Allocator* inner) : inner_(inner) {}
   c10::DataPtr allocate(size_t bytes) override {
-    static thread_local bool is_told = false;
-    if (!is_told) {
-      is_told = true;
+    static thread_local uint32_t told = 0;
+    if (const uint32_t last = g_numbers.load(std::memory_order_acquire); told != last) {
+      told = last;
       at::init_num_threads();
     }
     return inner_->allocate(bytes);
@@ -120,6 +125,7 @@ std::string uneven_threads(const std::vector<Cores>& ranks) {
 
 void compute_with(int threads) {
   at::set_num_threads(threads);
+  g_numbers.fetch_add(1, std::memory_order_release);
   static TellingAllocator* const telling = new TellingAllocator(c10::GetCPUAllocator());
   c10::SetCPUAllocator(telling);
 }

@@ -31,9 +31,8 @@ int fair_threads(const std::vector<Cores>& ranks);
 // OMP_NUM_THREADS does; empty where none does.
 std::string uneven_threads(const std::vector<Cores>& ranks);
 
-// From now on the calling thread computes with this many; and every other one, too, from the first
-// memory on that it takes for a tensor. To be called before there is more than one thread that
-// computes.
+// From now on the calling thread computes with this many; and every other one, too, from the next
+// memory on that it takes for a tensor. To be called while no other thread computes.
 void compute_with(int threads);
 
 }  // namespace lockstep::comm

@@ -17,6 +17,7 @@ struct Trace {
   std::atomic<uint32_t> listens;  // 1: this library's handler for question() is installed
   std::atomic<uint32_t> told;     // how many stacks were written; raised when one is complete
   std::atomic<uint32_t> writing;  // 1 while a thread writes, and after the rank's end
+  std::atomic<int32_t> process;   // the rank's, 0 until it has come
   int32_t signal;
   uint32_t frames;
   uint64_t at_ns;
@@ -28,7 +29,7 @@ struct Trace {
 // The rank alone writes it. A reader in the middle of a write may see half of an operation, which
 // has no worse effect than a wrong word in a report.
 struct Block {
-  static constexpr uint64_t kMagic = 0x3230'746c'666b'636c;  // "lckflt02"
+  static constexpr uint64_t kMagic = 0x3330'746c'666b'636c;  // "lckflt03"
 
   uint64_t magic;
   std::atomic<uint32_t> calls;
@@ -50,8 +51,9 @@ struct Block {
 
 // Installs the handlers that write this process's stack into `block`.
 void watch_stack(Block& block) noexcept;
-// Writes the last stack, at the end of the process: nothing replaces it.
-void tell_last_stack(Block& block) noexcept;
+// Writes the last stack, at the end of the process: nothing replaces it. For std::terminate()'s
+// handler, with the address that it returns to.
+void tell_last_stack(Block& block, const void* handler_called_at) noexcept;
 
 constexpr size_t kBlockBytes = 8192;  // whole pages: each rank maps its own
 static_assert(sizeof(Block) <= kBlockBytes);

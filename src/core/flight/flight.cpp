@@ -117,6 +117,10 @@ bool Segment::listens(int local_rank) const {
   return block(local_rank).trace.listens.load(std::memory_order_acquire) != 0;
 }
 
+pid_t Segment::process(int local_rank) const {
+  return block(local_rank).trace.process.load(std::memory_order_acquire);
+}
+
 uint32_t Segment::stacks_told(int local_rank) const {
   return block(local_rank).trace.told.load(std::memory_order_acquire);
 }

@@ -31,7 +31,7 @@ Block* block() noexcept;
 
 // Reports an uncaught exception before the process aborts. The stack is still that of the throw.
 [[noreturn]] void on_terminate() {
-  if (Block* const own = block()) tell_last_stack(*own);
+  if (Block* const own = block()) tell_last_stack(*own, __builtin_return_address(0));
   if (const auto error = std::current_exception()) {
     try {
       std::rethrow_exception(error);

@@ -2,6 +2,8 @@
 // read while the rank runs and after it has ended.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -66,6 +68,8 @@ class Segment {
   Log read(int local_rank) const;
   // Whether the rank handles question().
   bool listens(int local_rank) const;
+  // The process that is the rank, by its own account; 0 before it has come.
+  pid_t process(int local_rank) const;
   // How many stacks the rank has written.
   uint32_t stacks_told(int local_rank) const;
 

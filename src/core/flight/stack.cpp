@@ -77,7 +77,21 @@ void fill(Trace& trace, void* const* addresses, int count, const void* exact) {
   }
 }
 
-enum class Then { GoOn, End };
+// Of an exception that nothing catches: from the C++ runtime's frames, which have called
+// std::terminate(), to the one that has thrown.
+int past_runtime(void* const* addresses, int first, int count) {
+  const auto module_of = [addresses](int i) -> const link_map* {
+    dl_find_object found{};
+    return _dl_find_object(addresses[i], &found) == 0 ? found.dlfo_link_map : nullptr;
+  };
+  const link_map* const runtime = first < count ? module_of(first) : nullptr;
+  if (runtime == nullptr || runtime->l_name[0] == '\0') return first;  // linked into the program
+  int i = first;
+  while (i < count && module_of(i) == runtime) ++i;
+  return i < count ? i : first;
+}
+
+enum class Then { GoOn, End, Terminate };
 
 // `exact`: the instruction at which a signal interrupted this thread; what lies further in is the
 // handler.
@@ -90,7 +104,8 @@ void tell(int signal, const void* exact, Then then) {
   const int count = backtrace(addresses.data(), kDeepest);
   const auto end = addresses.begin() + count;
   const auto first = std::find(addresses.begin(), end, exact);
-  const auto skipped = first == end ? 0 : static_cast<int>(first - addresses.begin());
+  int skipped = first == end ? 0 : static_cast<int>(first - addresses.begin());
+  if (then == Then::Terminate) skipped = past_runtime(addresses.data(), skipped, count);
   trace.signal = signal;
   trace.at_ns = now_ns();
   fill(trace, addresses.data() + skipped, count - skipped, exact);
@@ -153,11 +168,12 @@ void watch_stack(Block& block) noexcept {
   }
   listen_to_deadly_signals();
   const bool listens = handle(question(), on_question, SA_RESTART);
+  block.trace.process.store(g_pid, std::memory_order_relaxed);
   block.trace.listens.store(listens ? 1 : 0, std::memory_order_release);
 }
 
-void tell_last_stack(Block& block) noexcept {
-  if (g_block == &block) tell(SIGABRT, nullptr, Then::End);
+void tell_last_stack(Block& block, const void* handler_called_at) noexcept {
+  if (g_block == &block) tell(SIGABRT, handler_called_at, Then::Terminate);
 }
 
 }  // namespace lockstep::flight

@@ -5,6 +5,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/data/sampler.h"
@@ -27,10 +28,15 @@ std::string text_of(const DividedOrder& order);
 // Any thread.
 void note_order(const SamplerState& state, const Shard& part);
 
-// The orders of passes that begin or go on after its construction, each once. For one thread.
+// The orders of passes that begin or go on after its construction, each once, for what trains by
+// them: not those of a thread that has called another one of these and never this one, which is
+// another training, on a group of its own. One thread at a time.
 class NewOrders {
  public:
   NewOrders();
+  ~NewOrders();
+  NewOrders(const NewOrders&) = delete;
+  NewOrders& operator=(const NewOrders&) = delete;
 
   // Whether take() has any. Costs the reading of a number while no pass begins.
   bool any();
@@ -39,6 +45,7 @@ class NewOrders {
 
  private:
   std::vector<DividedOrder> find() const;
+  void note_thread() const;
 
   uint64_t since_;  // passes that are done with
   std::vector<DividedOrder> taken_;

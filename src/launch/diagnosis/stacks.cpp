@@ -72,6 +72,7 @@ void ask_for_stacks(const flight::Segment& flight, const std::map<int, pid_t>& p
   std::map<int, uint32_t> asked;  // the number of each one's last stack
   for (const auto& [local, pid] : pids) {
     if (!flight.listens(local) || !runs(pid) || !listens(pid, flight::question())) continue;
+    if (tracer_of(pid) != 0) continue;
     asked[local] = flight.stacks_told(local);
     syscall(SYS_tgkill, pid, pid, flight::question());
   }

@@ -14,8 +14,8 @@
 namespace lockstep::launch {
 
 // Asks the ranks of `pids` (by local rank) for their stacks, and returns when those that can have
-// answered, or after `limit`. One that is stopped, has ended, or has no handler for the signal is
-// not asked.
+// answered, or after `limit`. One that is stopped, has ended, has no handler for the signal, or has
+// a debugger, which would stop it then, is not asked.
 void ask_for_stacks(const flight::Segment& flight, const std::map<int, pid_t>& pids,
                     std::chrono::milliseconds limit);
 

@@ -65,6 +65,8 @@ class WorkerGroup {
   void on_deadline();
   void record(pid_t pid, int wait_status);
   void conclude();
+  // The rank's own: `started`, or, where that is a script, timeout, strace or gdb, one below it.
+  pid_t process_of(int local_rank, pid_t started) const;
   std::vector<Seen> look() const;
   // The same, with the stacks of those that answer within the time.
   std::vector<Seen> ask(std::chrono::milliseconds limit) const;

@@ -30,6 +30,11 @@ constexpr auto kBetweenThem = 10ms;
 
 }  // namespace
 
+pid_t WorkerGroup::process_of(int local_rank, pid_t started) const {
+  const pid_t own = flight_.process(local_rank);
+  return own > 0 && own != started && is_below(own, started) ? own : started;
+}
+
 std::vector<Seen> WorkerGroup::look() const {
   std::vector<Seen> ranks;
   for (int local = 0; local < ranks_; ++local) {
@@ -37,8 +42,8 @@ std::vector<Seen> WorkerGroup::look() const {
   }
   for (const auto& [pid, rank] : running_) {
     Seen& seen = ranks[static_cast<size_t>(rank.local_rank)];
-    seen.state = process_state(pid);
-    seen.pid = pid;
+    seen.pid = process_of(rank.local_rank, pid);
+    seen.state = process_state(seen.pid);
   }
   const auto waits = [](const Seen& seen) { return seen.state == 'D'; };
   for (int i = 1; i < kLooksAtWait && std::ranges::any_of(ranks, waits); ++i) {
@@ -52,7 +57,7 @@ std::vector<Seen> WorkerGroup::look() const {
 
 std::vector<Seen> WorkerGroup::ask(std::chrono::milliseconds limit) const {
   std::map<int, pid_t> pids;
-  for (const auto& [pid, rank] : running_) pids[rank.local_rank] = pid;
+  for (const auto& [pid, rank] : running_) pids[rank.local_rank] = process_of(rank.local_rank, pid);
   if (outside_ != nullptr) limit = std::min(limit, outside_->patience());
   ask_for_stacks(flight_, pids, limit);
   return look();
@@ -94,7 +99,8 @@ void WorkerGroup::say_of_leftovers(std::string_view what) {
 // last, only the launcher can notice it.
 void WorkerGroup::look_for_absent() {
   next_look_ = Clock::now() + kLook;
-  for (auto& [pid, rank] : running_) {
+  for (auto& [started, rank] : running_) {
+    const pid_t pid = process_of(rank.local_rank, started);
     const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
     if (!rank.is_stopped) rank.is_said = false;  // it has gone on
     if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;

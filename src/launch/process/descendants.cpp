@@ -50,6 +50,13 @@ std::vector<ProcessStat> descendants() {
   return found;
 }
 
+bool is_below(pid_t pid, pid_t ancestor) {
+  auto stat = process_stat(pid);
+  if (!stat || stat->is_ending()) return false;
+  while (stat && stat->parent > 1 && stat->parent != ancestor) stat = process_stat(stat->parent);
+  return stat && stat->parent == ancestor;
+}
+
 char process_state(pid_t pid) {
   const auto stat = process_stat(pid);
   if (!stat) return 'Z';

@@ -16,6 +16,9 @@ void adopt_orphans();
 // All of them at this moment, from /proc: children before their own children.
 std::vector<ProcessStat> descendants();
 
+// Whether `pid` runs, and is below `ancestor`.
+bool is_below(pid_t pid, pid_t ancestor);
+
 // A descendant that descendants() does not list from now on, nor what is below it.
 void leave_out(pid_t pid);
 // All that are there now: the children that a shell has left us with its exec.

@@ -3,12 +3,23 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <mutex>
+#include <thread>
+
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fsdp.h"
 #include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {
+namespace {
+
+// The loops of this process that are in a lane, whose streams are of the same generators.
+std::mutex g_mutex;
+std::thread::id g_thread;  // of them, where there are any
+int g_loops = 0;
+
+}  // namespace
 
 LaneTurn::LaneTurn(std::vector<std::shared_ptr<LaneListener>> listeners,
                    std::shared_ptr<const LanePlan> plan, StepKey key, at::Device device)
@@ -40,13 +51,26 @@ void LaneTurn::next() {
 }
 
 void LaneTurn::enter() {
-  stream_.emplace(Stream{.seed = key_.seed, .step = key_.step, .lane = lane_}, device_);
+  {
+    const std::lock_guard lock(g_mutex);
+    if (g_loops > 0 && g_thread != std::this_thread::get_id()) {
+      throw ConfigError(
+          "[lanes] a loop over lanes while another thread of this process is in one: both would "
+          "draw from libtorch's default generators, which all threads share, and no number would "
+          "repeat. Let one thread at a time run such a loop");
+    }
+    stream_.emplace(Stream{.seed = key_.seed, .step = key_.step, .lane = lane_}, device_);
+    g_thread = std::this_thread::get_id();
+    ++g_loops;
+  }
   for (const auto& listener : listeners_) listener->enter_lane(lane_);
 }
 
 void LaneTurn::leave() {
   if (done()) return;
   for (const auto& listener : listeners_) listener->leave_lane();
+  const std::lock_guard lock(g_mutex);
+  if (stream_) --g_loops;
   stream_.reset();
 }
 

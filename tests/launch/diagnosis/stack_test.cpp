@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "launch/diagnosis/symbols.h"
@@ -45,7 +46,7 @@ TEST(Stack, ThatIsFullIsToldFromAnother) {
 
 TEST(Stack, OfAnExceptionThatNobodyCatchesIsThatOfTheThrow) {
   const Result result = Job(rank_args("uncaught")).wait();
-  EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) .*refuse_row"));
+  EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) [^< ]*refuse_row"));
 }
 
 TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
@@ -71,6 +72,15 @@ TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
   EXPECT_THAT(result.err, ContainsRegex("  rank 0: .*wait_for_ever < "));
   EXPECT_THAT(result.err,
               Not(ContainsRegex("rank 1: [^\n]*stuck < ")));  // it has ended without a signal
+}
+
+// A shell that waits for it, as timeout, strace and gdb do.
+TEST(Stack, OfARankBelowAScriptIsToldToo) {
+  Job job({"run", "--nproc-per-node", "2", "sh", "-c", "\"$0\" rank stuck; exit $?",
+           std::filesystem::read_symlink("/proc/self/exe")});
+  ASSERT_TRUE(job.await("stuck", 2));
+  kill(job.pid(), SIGUSR2);
+  EXPECT_TRUE(job.await_error("wait_for_ever < ")) << job.err();
 }
 
 TEST(Stack, AProgramThatDoesNotListenIsNotAsked) {

@@ -1,6 +1,9 @@
 // Ranks that drift apart are named; an optimizer that one rank loaded comes to all.
 #include "lockstep/parallel/check_same.h"
 
+#include <semaphore>
+#include <thread>
+
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/parallel/call.h"
@@ -186,6 +189,46 @@ void expect_one_may_look() {
 
 TEST(CheckSame, OneRankMayLookAtFurtherSamples) { expect_one_may_look<Ddp>(); }
 TEST(CheckSame, OneRankOfAnFsdpMayLookAtFurtherSamples) { expect_one_may_look<Fsdp>(); }
+
+// Its ranks are further in it, or less far, than in this one.
+template <typename Wrapper>
+void expect_trainings_apart() {
+  spawn(2, [](World& world) {
+    const Group mine = world.group().split(0), its = world.group().split(0);
+    const auto begin = [&](int64_t seed) {
+      data::DistributedSampler(8, {world.rank(), 2}, {.seed = seed}).indices();
+    };
+    std::binary_semaphore here(0), there(0);
+    std::thread other([&] {
+      torch::nn::Linear net(2, 1);
+      Wrapper wrapper(net, its);
+      pass(net);
+      if (world.rank() == 0) begin(10);
+      here.release();
+      there.acquire();
+      begin(world.rank() == 0 ? 11 : 10);
+      here.release();
+      there.acquire();
+    });
+    torch::nn::Linear net(2, 1);
+    Wrapper wrapper(net, mine);
+    here.acquire();
+    pass(net);
+    there.release();
+    here.acquire();
+    EXPECT_NO_THROW(pass(net));
+    // Its own are compared as before, also those that a thread begins which trains nothing.
+    std::thread([&] { begin(20 + world.rank()); }).join();
+    EXPECT_THAT(message_of<ConfigError>([&] { pass(net); }), HasSubstr("seed 20 on rank 0"));
+    there.release();
+    other.join();
+  });
+}
+
+TEST(CheckSame, OrdersOfAnotherTrainingInAnotherThreadAreNotCompared) {
+  expect_trainings_apart<Ddp>();
+  expect_trainings_apart<Fsdp>();
+}
 
 TEST(CheckSame, TheOrderIsComparedHoweverRarelyParametersAre) {
   for (const int64_t every : {1, 2, 100}) {
