@@ -60,7 +60,8 @@ class CommHook {
   virtual void end_pass(const std::vector<std::string>& unused);
 
   // Called by Ddp's constructor and by refresh() on every rank, between passes: the parameters
-  // whose gradients the hook will see, by name. What the hook carries for a parameter stays with
+  // whose gradients the hook will see, by name, and those that are frozen, for which it may carry
+  // something from before they were. What the hook carries for a parameter stays with
   // that tensor: when the module has changed, another parameter may have its name. What it
   // throws on one rank (because the restored state belongs to other parameters, for instance) is a
   // ConfigError of the constructors of all ranks.

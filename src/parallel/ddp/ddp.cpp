@@ -153,7 +153,7 @@ void Ddp::State::check(const AttachedModule& now) const {
 void Ddp::State::attach_hook(const Model& model) const {
   if (!options.hook || group.size() == 1) return;
   std::map<std::string, at::Tensor> by_name;
-  for (const auto& item : model.trainable()) {
+  for (const auto& item : model.parameters) {
     if (!item.sparse) by_name[item.name] = item.tensor;
   }
   std::string fault;

@@ -166,6 +166,38 @@ int64_t mappings() {
   return count;
 }
 
+// A run that ends while they are frozen goes on as one that did not end.
+TEST(HookState, OfParametersThatAreFrozenIsKeptAndRestored) {
+  spawn(2, [](World& world) {
+    for (size_t i = 0; i < hooks_with_residuals().size(); ++i) {
+      const auto hook = hooks_with_residuals()[i];
+      SCOPED_TRACE(hook->name());
+      Mlp net;
+      Ddp ddp(net, world.group(), {.hook = hook});
+      passes(ddp, net, world, 0, 3);
+      const auto freeze = [](Mlp& model, bool frozen) {
+        for (auto& parameter : model.first->parameters()) parameter.requires_grad_(!frozen);
+      };
+      freeze(net, true);
+      const auto first = kept_for(*hook, "first"), saved = kept_for(*hook, "");
+      EXPECT_FALSE(first.empty());
+      ddp.refresh();
+      expect_same(kept_for(*hook, "first"), first);
+      for (const bool early : {true, false}) {
+        const auto other = hooks_with_residuals()[i];
+        if (early) other->restore(saved);
+        Mlp resumed;
+        freeze(resumed, true);
+        Ddp again(resumed, world.group(), {.hook = other});
+        if (!early) other->restore(saved);
+        freeze(resumed, false);
+        again.refresh();
+        expect_same(kept_for(*other, ""), saved);
+      }
+    }
+  });
+}
+
 TEST(CastHook, KeepsNoMemoryOfBucketsThatAreGone) {
   spawn(2, [](World& world) {
     torch::nn::Module net;

@@ -4,22 +4,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
 
 namespace lockstep::test::changes {
 namespace {
 
-const std::vector<std::string> kKinds{"ddp", "zero", "shared_zero", "fsdp"};
-const std::vector<std::string> kWhats{"freeze", "thaw", "rate",     "add_group", "replace",
-                                      "tie",    "skip", "overflow", "refresh"};
+const std::vector<std::string> kKinds{"ddp", "zero", "shared_zero", "fsdp", "local"};
+const std::vector<std::string> kWhats{"freeze",     "thaw",     "rate",   "add_group",
+                                      "drop_group", "replace",  "tie",    "tie_weight",
+                                      "skip",       "overflow", "refresh"};
+const std::vector<std::string> kHooks{"", "float", "half", "bfloat", "top_k", "power_sgd"};
 const std::vector<std::string> kOptimizers{"sgd", "adam", "adamw", "fused_sgd", "fused_adamw"};
 
 bool is_zero(Kind kind) { return kind == Kind::Zero || kind == Kind::SharedZero; }
-
-bool is_structural(What what) {
-  return what == What::Replace || what == What::Tie || what == What::AddGroup;
-}
 
 size_t phase_of(const Course& course, int step) {
   size_t phase = 0;
@@ -29,9 +25,10 @@ size_t phase_of(const Course& course, int step) {
 
 Change drawn_change(Dice& dice, const Course& course) {
   Change change{.step = static_cast<int>(dice.below(course.steps()))};
-  const std::vector<What> all{What::Freeze, What::Freeze,  What::Thaw,     What::Thaw,
-                              What::Rate,   What::Replace, What::Tie,      What::Skip,
-                              What::Skip,   What::Refresh, What::Overflow, What::AddGroup};
+  const std::vector<What> all{What::Freeze,    What::Freeze,   What::Thaw,     What::Thaw,
+                              What::Rate,      What::Replace,  What::Tie,      What::Skip,
+                              What::Skip,      What::Refresh,  What::Overflow, What::AddGroup,
+                              What::TieWeight, What::DropGroup};
   change.what = dice.pick(all);
   // Block 0 always has a gradient.
   change.block = static_cast<int>(1 + dice.below(kBlocks - 1));
@@ -40,33 +37,74 @@ Change drawn_change(Dice& dice, const Course& course) {
   change.told = !dice.one_in(4);
   if (change.what == What::Thaw && !course.frozen.empty()) change.block = dice.pick(course.frozen);
   const bool zero = is_zero(course.phases[phase_of(course, change.step)].kind);
-  change.anew = zero ? !dice.one_in(8) : dice.one_in(3);
+  // Of two optimizers one may make a step in which the other's gradients overflow.
+  change.anew = zero ? course.optimizers > 1 || !dice.one_in(8) : dice.one_in(3);
   if (change.what == What::Overflow && !course.scaled) change.what = What::Rate;
+  const bool is_light =
+      change.what == What::Freeze || change.what == What::Thaw || change.what == What::Skip;
+  change.within = course.micros > 1 && is_light && dice.one_in(2);
   return change;
+}
+
+// How many batches of `most` each rank has; one has all.
+std::vector<int> drawn_joined(Dice& dice, size_t ranks, int most) {
+  std::vector<int> counts;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    counts.push_back(static_cast<int>(dice.below(most + 1)));
+  }
+  counts[static_cast<size_t>(dice.below(static_cast<int64_t>(ranks)))] = most;
+  return counts;
+}
+
+Phase drawn_phase(Dice& dice, const Course& course, const std::vector<int>& ranks) {
+  std::vector<Kind> kinds{Kind::Ddp,        Kind::Ddp,  Kind::Zero,
+                          Kind::SharedZero, Kind::Fsdp, Kind::Fsdp};
+  if (course.lanes == 0 && !course.normalized && !course.average) kinds.push_back(Kind::Local);
+  Phase phase{.kind = dice.pick(kinds),
+              .ranks = ranks,
+              .steps = static_cast<int>(1 + dice.below(4)),
+              .optimizer = dice.pick(kOptimizers),
+              .async = dice.one_in(2),
+              .seed = dice.next() % 1000};
+  const bool joins = phase.kind != Kind::Fsdp && phase.kind != Kind::Local && course.lanes == 0 &&
+                     !course.normalized && course.hook == Hook::None;
+  if (joins && dice.one_in(3)) {
+    phase.joined = drawn_joined(dice, ranks.size(), static_cast<int>(1 + dice.below(phase.steps)));
+    phase.divides_by_active = dice.one_in(2);
+  }
+  if (phase.kind != Kind::Local && dice.one_in(4))
+    phase.discarded = static_cast<int>(1 + dice.below(2));
+  phase.narrow = phase.kind == Kind::Fsdp && !course.normalized && dice.one_in(6);
+  return phase;
 }
 
 Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int>>& ranks) {
   Course course{.seed = seed};
-  course.optimizer = dice.pick(kOptimizers);
   course.lanes = dice.one_in(2) ? dice.pick(std::vector{4, 6, 8}) : 0;
   course.micros = course.lanes == 0 && dice.one_in(3) ? 2 : 1;
   course.scaled = dice.one_in(3);
-  course.averaged = dice.one_in(4);
-  course.clipped = dice.one_in(4);
+  if (dice.one_in(4)) course.average = dice.pick(std::vector{0.7, 1.0});
+  course.clip = dice.pick(
+      std::vector{Course::Clip::None, Course::Clip::None, Course::Clip::Norm, Course::Clip::Value});
+  if (course.lanes == 0) {
+    course.normalized = dice.one_in(5);
+    course.drops = dice.one_in(3);
+    if (!course.normalized && dice.one_in(2)) {
+      course.hook = static_cast<Hook>(1 + dice.below(std::ssize(kHooks) - 1));
+      course.feedback = dice.one_in(2);
+    }
+  }
+  course.gamma = dice.one_in(3) ? 0.8 : 1;
+  course.optimizers = dice.one_in(4) ? 2 : 1;
   course.clears_first = dice.one_in(2);
   course.clear = dice.pick(std::vector{Clear::Wrapper, Clear::Optimizer, Clear::Zeros});
   for (int block = 1; block < kBlocks; ++block) {
-    if (dice.one_in(4)) course.late.push_back(block);
+    if (dice.one_in(4) && block >= course.optimizers) course.late.push_back(block);
     if (dice.one_in(4)) course.frozen.push_back(block);
   }
-  const std::vector<Kind> kinds{Kind::Ddp,        Kind::Ddp,  Kind::Zero,
-                                Kind::SharedZero, Kind::Fsdp, Kind::Fsdp};
-  for (const auto& some : ranks) {
-    course.phases.push_back({.kind = dice.pick(kinds),
-                             .ranks = some,
-                             .steps = static_cast<int>(1 + dice.below(4)),
-                             .async = dice.one_in(2),
-                             .seed = dice.next() % 1000});
+  for (const auto& some : ranks) course.phases.push_back(drawn_phase(dice, course, some));
+  if (!dice.one_in(4)) {
+    for (auto& phase : course.phases) phase.optimizer = course.phases[0].optimizer;
   }
   // It refuses lanes and shards, and one copy for all ranks is not to be written by each.
   const bool can_average = std::ranges::all_of(course.phases, [](const Phase& phase) {
@@ -76,6 +114,12 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
   for (auto count = dice.below(6); count > 0; --count) {
     course.changes.push_back(drawn_change(dice, course));
   }
+  // All ranks make them, and within a Join some have ended.
+  std::erase_if(course.changes, [&](const Change& change) {
+    const size_t phase = phase_of(course, change.step);
+    const int first = course.first_joined(phase);
+    return change.step > first || (change.step == first && change.within);
+  });
   std::ranges::stable_sort(course.changes, {}, &Change::step);
   return course;
 }
@@ -99,18 +143,56 @@ int Course::begin(size_t phase) const {
 
 int Course::steps() const { return begin(phases.size()); }
 
+bool Course::has(Kind kind) const { return std::ranges::count(phases, kind, &Phase::kind) > 0; }
+
+bool Course::is_fresh(size_t phase) const {
+  if (phase == 0) return true;
+  const Phase &now = phases[phase], &before = phases[phase - 1];
+  return now.kind == Kind::Local || before.kind == Kind::Local ||
+         family_of(now.optimizer) != family_of(before.optimizer);
+}
+
+bool Course::has_hook(size_t phase) const {
+  return hook != Hook::None && phases[phase].kind != Kind::Fsdp &&
+         phases[phase].kind != Kind::Local;
+}
+
+int Course::first_joined(size_t phase) const {
+  const auto& joined = phases[phase].joined;
+  return begin(phase + 1) - (joined.empty() ? 0 : *std::ranges::max_element(joined));
+}
+
+std::string family_of(const std::string& optimizer) {
+  return optimizer.starts_with("fused_") ? optimizer.substr(6) : optimizer;
+}
+
 std::string Course::text() const {
   std::string text =
-      fmt::format("{} lanes={} micros={} clear={}{}{}{}{}{} late={} frozen={}", optimizer, lanes,
-                  micros, static_cast<int>(clear), clears_first ? " clears_first" : "",
-                  scaled ? " scaled" : "", averaged ? " averaged" : "",
-                  synchronized ? " synchronized" : "", clipped ? " clipped" : "", late, frozen);
+      fmt::format("lanes={} micros={} clear={} clip={} late={} frozen={}", lanes, micros,
+                  static_cast<int>(clear), static_cast<int>(clip), late, frozen);
+  if (hook != Hook::None) text += " hook=" + kHooks[static_cast<size_t>(hook)];
+  if (average) text += fmt::format(" average={}", *average);
+  if (gamma != 1) text += fmt::format(" gamma={}", gamma);
+  if (optimizers > 1) text += " two optimizers";
+  const std::vector<std::pair<bool, const char*>> flags{
+      {feedback, "feedback"}, {normalized, "normalized"},     {drops, "drops"},
+      {scaled, "scaled"},     {clears_first, "clears_first"}, {synchronized, "synchronized"}};
+  for (const auto& [is_set, name] : flags) {
+    if (is_set) text += fmt::format(" {}", name);
+  }
   for (const auto& phase : phases) {
-    text += fmt::format("\n    {} on {} {} steps{} ({})", kKinds[static_cast<size_t>(phase.kind)],
-                        phase.ranks, phase.steps, phase.async ? " async" : "", phase.seed);
+    text += fmt::format("\n    {} {} on {} {} steps{}{}", kKinds[static_cast<size_t>(phase.kind)],
+                        phase.optimizer, phase.ranks, phase.steps, phase.async ? " async" : "",
+                        phase.narrow ? " narrow" : "");
+    if (!phase.joined.empty()) {
+      text += fmt::format(" joined={}{}", phase.joined, phase.divides_by_active ? " active" : "");
+    }
+    if (phase.discarded > 0) text += fmt::format(" and {} discarded", phase.discarded);
+    text += fmt::format(" ({})", phase.seed);
   }
   for (const auto& change : changes) {
-    text += fmt::format("\n    before step {}: {} {} {}{}{}", change.step,
+    text += fmt::format("\n    before step {}{}: {} {} {}{}{}", change.step,
+                        change.within ? "'s last micro-batch" : "",
                         kWhats[static_cast<size_t>(change.what)], change.block, change.other,
                         change.told ? "" : " untold", change.anew ? " anew" : "");
   }
@@ -164,95 +246,6 @@ Program drawn(uint64_t seed, const std::string& backend, int ranks,
                   [&](const Change&) { return std::ranges::count(without, number++) > 0; });
   }
   return program;
-}
-
-namespace {
-
-const std::vector<int> kAll{0, 1, 2, 3};
-static_assert(kBlocks == 4);
-
-// Which layers there are, by number, and what is known of them.
-struct Layers {
-  std::vector<int> up, down;
-  std::set<int> frozen;
-  int count = 2 * kBlocks;
-
-  explicit Layers(const Course& course) {
-    for (int block = 0; block < kBlocks; ++block)
-      up.push_back(2 * block), down.push_back(2 * block + 1);
-    for (const int block : course.frozen) set_trainable(block, false);
-  }
-  void set_trainable(int block, bool trainable) {
-    for (const int layer : {up[static_cast<size_t>(block)], down[static_cast<size_t>(block)]}) {
-      trainable ? static_cast<void>(frozen.erase(layer)) : static_cast<void>(frozen.insert(layer));
-    }
-  }
-  void take(const Change& change) {
-    if (change.what == What::Freeze) set_trainable(change.block, false);
-    if (change.what == What::Thaw) set_trainable(change.block, true);
-    int& own = up[static_cast<size_t>(change.block)];
-    if (change.what == What::Replace) own = count++;
-    if (change.what == What::Tie) own = up[static_cast<size_t>(change.other)];
-  }
-  // The layers `up` of `blocks`, each under its first name, as parameters are listed.
-  std::map<int, int> first(const std::vector<int>& blocks) const {
-    std::map<int, int> names, layers;
-    for (const int block : blocks) {
-      const int layer = up[static_cast<size_t>(block)];
-      if (names.try_emplace(layer, block).second) layers[block] = layer;
-    }
-    return layers;
-  }
-  // Whether what was attached to `before` is right for this.
-  bool fits(const Layers& before) const {
-    return first(kAll) == before.first(kAll) && std::ranges::includes(frozen, before.frozen);
-  }
-};
-
-}  // namespace
-
-std::string refusal_of(const Course& course, size_t number) {
-  const Phase& phase = course.phases[number];
-  const int begin = course.begin(number), end = begin + phase.steps;
-  const bool is_fsdp = phase.kind == Kind::Fsdp;
-  const bool is_attached = phase.ranks.size() > 1 || course.lanes > 0 || is_fsdp;
-  Layers layers(course);
-  std::vector<int> blocks;
-  for (int block = 0; block < kBlocks; ++block) {
-    if (std::ranges::count(course.late, block) == 0) blocks.push_back(block);
-  }
-  size_t next = 0;
-  const auto take = [&](const Change& change) {
-    layers.take(change);
-    if (change.what == What::AddGroup && std::ranges::count(blocks, change.block) == 0) {
-      blocks.push_back(change.block);
-    }
-  };
-  for (; next < course.changes.size() && course.changes[next].step < begin; ++next) {
-    take(course.changes[next]);
-  }
-  Layers attached = layers;
-  auto sharded = layers.first(blocks);
-  for (int step = begin; step < end; ++step) {
-    bool overflows = false;
-    for (; next < course.changes.size() && course.changes[next].step == step; ++next) {
-      const Change& change = course.changes[next];
-      take(change);
-      overflows = overflows || change.what == What::Overflow;
-      if (change.what == What::Refresh ||
-          (change.told && (change.what == What::Thaw || change.what == What::Replace ||
-                           change.what == What::Tie))) {
-        if (!is_fsdp) attached = layers;
-      }
-      if (is_structural(change.what) && change.anew) sharded = layers.first(blocks);
-    }
-    if (is_attached && !layers.fits(attached))
-      return is_fsdp ? "after Fsdp was attached: construct it again" : "call ddp.refresh()";
-    if (is_zero(phase.kind) && !overflows && layers.first(blocks) != sharded) {
-      return "construct another ZeroOptimizer when parameters are added or replaced";
-    }
-  }
-  return {};
 }
 
 }  // namespace lockstep::test::changes
