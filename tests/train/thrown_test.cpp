@@ -78,6 +78,41 @@ TEST(Thrown, WhatIsNoStdExceptionEndsAllRanks) {
   });
 }
 
+// An optimizer whose third step fails on rank 1.
+struct Full : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure) override {
+    if (++steps == 3 && rank == 1) throw std::runtime_error("no room for the state");
+    return SGD::step(std::move(closure));
+  }
+  int steps = 0, rank = 0;
+};
+
+TEST(Thrown, AnOptimizerOfTheProgramEndsAllRanks) {
+  for (const auto precision : {train::Precision::Full, train::Precision::Float16}) {
+    for (const bool zero : {false, true}) {
+      spawn(2, [&](World& world) {
+        TrainNet net;
+        const auto samples = test::train_samples(60);
+        auto options = train_options({});
+        options.precision = precision;
+        options.scaler.init_scale = 1;
+        options.zero = zero;
+        options.optimizer = [&](std::vector<torch::optim::OptimizerParamGroup> groups) {
+          auto made = std::make_unique<Full>(std::move(groups), torch::optim::SGDOptions(1e-2));
+          made->rank = world.rank();
+          return made;
+        };
+        train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+        EXPECT_THAT(message_of([&] { trainer.run(); }),
+                    HasSubstr(world.rank() == 1 ? "no room for the state"
+                              : zero            ? "[zero] rank 1: no room for the state"
+                                     : "rank 1 ended the training in step 3: no room for"));
+      });
+    }
+  }
+}
+
 // Functions that make the Trainer's parts: all ranks are told, and can make another one.
 TEST(Thrown, WhatTheConstructorCallsEndsItOnAllRanks) {
   spawn(2, [](World& world) {
