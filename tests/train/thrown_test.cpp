@@ -16,6 +16,7 @@
 
 #include "lockstep/lockstep.h"
 #include "lockstep/train/loss.h"
+#include "lockstep/train/metrics.h"
 #include "lockstep/train/optimizer.h"
 #include "lockstep/train/schedule.h"
 #include "support/spawn.h"
@@ -172,6 +173,27 @@ TEST(Thrown, AnEvaluationOutsideOfTheRunEndsOnAllRanks) {
                   HasSubstr(world.rank() == 1 ? "no measure"
                                               : "rank 1 ended the evaluation after step 0: no "));
     }
+  });
+}
+
+TEST(Thrown, AMetricMayNotHaveTheNameOfAnother) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    struct Ones : Mean {
+      using Mean::Mean;
+      void update(const at::Tensor& outputs, const at::Tensor&, const at::Tensor&) override {
+        Mean::update(at::ones_like(outputs));
+      }
+    };
+    const auto said = [&](const std::string& name) {
+      auto options = train_options({});
+      options.evaluation = {.data = samples, .metrics = {std::make_shared<Ones>(name)}};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      return message_of<ConfigError>([&] { trainer.evaluate(); });
+    };
+    EXPECT_THAT(said("loss"), HasSubstr("the evaluation gives 'loss' twice"));
+    EXPECT_EQ(said("ones"), "nothing");
   });
 }
 
