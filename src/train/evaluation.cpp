@@ -204,7 +204,14 @@ std::map<std::string, double> Training::evaluate() {
   }
   for (auto& [name, sum] : total.sums) sum /= total.count;
   for (const auto& metric : evaluation.metrics) {
-    for (const auto& [name, value] : metric->values(world_)) total.sums[name] = value;
+    for (const auto& [name, value] : metric->values(world_)) {
+      const double other = total.sums.try_emplace(name, value).first->second;
+      if (other == value || (std::isnan(other) && std::isnan(value))) continue;
+      throw ConfigError(fmt::format(
+          "[train] the evaluation gives '{}' twice, as {} and, by the metric {}, as {}: give one "
+          "of the two another name",
+          name, other, metric->name(), value));
+    }
   }
   return total.sums;
 }

@@ -67,11 +67,12 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
       for (auto& each : parts_) each.sync_buffers();
     }
   } else if (!is_empty) {
-    if (part.scaler) {
-      is_updated = part.scaler->step(*part.optimizer);
-    } else {
-      part.optimizer->step();
-      is_updated = true;
+    try {
+      is_updated =
+          part.scaler ? part.scaler->step(*part.optimizer) : (part.optimizer->step(), true);
+    } catch (...) {
+      is_common_ = part.zero != nullptr;  // which tells the others by itself
+      throw;
     }
   }
   if (!is_updated) ++state_.skipped;

@@ -8,6 +8,8 @@
 #include <string>
 #include <tuple>
 
+#include "support/thrown.h"
+
 namespace lockstep::rl {
 namespace {
 
@@ -197,6 +199,22 @@ TEST(EpisodeTurns, ARewardThatIsNotFiniteCostsTheEpisode) {
     EXPECT_EQ(episode.why(), End::EnvError);
     EXPECT_EQ(world.evaluated, 1);
   }
+}
+
+TEST(EpisodeTurns, ARewardIsWithinZeroAndOne) {
+  const auto said = [](double most) {
+    World world;
+    world.most = most;
+    User user;
+    Episode episode(world, user);
+    episode.begin(kTask, 1);
+    episode.agent_says("Bye.");
+    return test::message_of<ConfigError>([&] { episode.reward(); });
+  };
+  EXPECT_THAT(said(-1), testing::HasSubstr("d/train/1 gave a reward of -1, which is not within"));
+  EXPECT_THAT(said(1.5), testing::HasSubstr("gave a reward of 1.5"));
+  EXPECT_EQ(said(0.3), "nothing");
+  EXPECT_EQ(said(1.0000000000000002), "nothing");  // a sum of shares
 }
 
 TEST(EpisodeTurns, LimitsAreChecked) {

@@ -5,11 +5,13 @@
 
 #include <set>
 
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/learner.h"
 #include "lockstep/rl/rollout.h"
 #include "lockstep/text/tokenizer_trainer.h"
 #include "rl/run/record.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -245,6 +247,40 @@ TEST(Rollout, NeedsATextBetweenMessages) {
   });
 }
 
+TEST(Rollout, NeedsWorldsUsersAndRewardsThatArePossible) {
+  isolated([] {
+    const auto tokens = tokenizer();
+    auto net = tiny_net(static_cast<int64_t>(tokens.size()));
+    const auto said = [&](const rl::AgentText& text, const rl::Arena& arena) {
+      return message_of<ConfigError>([&] {
+        rl::roll_out(net, tokens, text, {{"frail", arena}}, frail_tasks({"0"}),
+                     {.limits = {.max_turns = 1, .max_new_tokens = 2, .context = 512}});
+      });
+    };
+    struct Nowhere : FrailDomain {
+      std::unique_ptr<rl::Environment> make() const override { return nullptr; }
+    };
+    struct Generous : FrailDomain {
+      struct World : FrailWorld {
+        rl::Reward evaluate(std::span<const Message>, End) override { return {.value = 10}; }
+      };
+      std::unique_ptr<rl::Environment> make() const override { return std::make_unique<World>(); }
+    };
+    const auto text = rl::chat_text();
+    const auto talker = [] { return std::make_unique<Talker>(); };
+    const auto domain = std::make_shared<FrailDomain>();
+    EXPECT_EQ(said(text, {domain, talker}), "nothing");
+    EXPECT_THAT(said({.prompt = text.prompt}, {domain, talker}), HasSubstr("AgentText lacks"));
+    EXPECT_THAT(said(text, {nullptr, talker}), HasSubstr("frail/train/0: its arena lacks"));
+    EXPECT_THAT(said(text, {domain, nullptr}), HasSubstr("frail/train/0: its arena lacks"));
+    EXPECT_THAT(said(text, {domain, [] { return nullptr; }}), HasSubstr("returned no user"));
+    EXPECT_THAT(said(text, {std::make_shared<Nowhere>(), talker}),
+                HasSubstr("frail/train/0: Domain::make() returned no environment"));
+    EXPECT_THAT(said(text, {std::make_shared<Generous>(), talker}),
+                HasSubstr("frail/train/0 gave a reward of 10, which is not within [0, 1]"));
+  });
+}
+
 TEST(Rollout, NeedsAllOfItsEpisodes) {
   spawn(2, [](World& world) {
     rl::RolloutPlan plan{.episodes = std::vector<rl::Planned>(6), .group_size = 1, .lanes = 2};
@@ -279,6 +315,35 @@ TEST(Rollout, WhatPlayThrowsOnOneRankIsQuotedOnTheOthers) {
     EXPECT_EQ(text, world.rank() == 1 ? "no reward for task 7"
                                       : "[rollout] rank 1: no reward for task 7");
     world.group().barrier().wait();  // no rank waits in a collective any more
+  });
+}
+
+// A checkpointer that knew the optimizer before it was renewed saves and restores the new one.
+TEST(Learner, ARenewedOptimizerIsTheOneThatIsSaved) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const std::vector<Told> told = {{1}, {0}, {1, End::UserStop, 3}, {0, End::UserStop, 2}};
+    const auto learn = [&](rl::Learner& learner, int64_t step) {
+      EXPECT_TRUE(learner.learn(rollout_of(world.group(), told, 2, 2), step).updated);
+      return learner.fingerprint();
+    };
+    const rl::LearnerOptions options{.group_size = 2, .learning_rate = 1e-2, .lanes = 2};
+    auto net = tiny_net();
+    rl::Learner learner(net, world.group(), options);
+    checkpoint::Checkpointer checkpoints(world.group(), folder.path());
+    learner.track(checkpoints);
+    learn(learner, 0);
+    learner.renew_optimizer(5e-2);
+    learn(learner, 1);
+    checkpoints.save(1);
+    const auto expected = learn(learner, 2);
+    auto other_net = tiny_net();
+    rl::Learner other(other_net, world.group(), options);
+    checkpoint::Checkpointer restoring(world.group(), folder.path());
+    other.track(restoring);
+    other.renew_optimizer(1e-3);
+    ASSERT_TRUE(restoring.restore_latest());
+    EXPECT_EQ(learn(other, 2), expected);
   });
 }
 

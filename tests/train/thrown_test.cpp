@@ -16,6 +16,7 @@
 
 #include "lockstep/lockstep.h"
 #include "lockstep/train/loss.h"
+#include "lockstep/train/metrics.h"
 #include "lockstep/train/optimizer.h"
 #include "lockstep/train/schedule.h"
 #include "support/spawn.h"
@@ -78,6 +79,41 @@ TEST(Thrown, WhatIsNoStdExceptionEndsAllRanks) {
   });
 }
 
+// An optimizer whose third step fails on rank 1.
+struct Full : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure) override {
+    if (++steps == 3 && rank == 1) throw std::runtime_error("no room for the state");
+    return SGD::step(std::move(closure));
+  }
+  int steps = 0, rank = 0;
+};
+
+TEST(Thrown, AnOptimizerOfTheProgramEndsAllRanks) {
+  for (const auto precision : {train::Precision::Full, train::Precision::Float16}) {
+    for (const bool zero : {false, true}) {
+      spawn(2, [&](World& world) {
+        TrainNet net;
+        const auto samples = test::train_samples(60);
+        auto options = train_options({});
+        options.precision = precision;
+        options.scaler.init_scale = 1;
+        options.zero = zero;
+        options.optimizer = [&](std::vector<torch::optim::OptimizerParamGroup> groups) {
+          auto made = std::make_unique<Full>(std::move(groups), torch::optim::SGDOptions(1e-2));
+          made->rank = world.rank();
+          return made;
+        };
+        train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+        EXPECT_THAT(message_of([&] { trainer.run(); }),
+                    HasSubstr(world.rank() == 1 ? "no room for the state"
+                              : zero            ? "[zero] rank 1: no room for the state"
+                                     : "rank 1 ended the training in step 3: no room for"));
+      });
+    }
+  }
+}
+
 // Functions that make the Trainer's parts: all ranks are told, and can make another one.
 TEST(Thrown, WhatTheConstructorCallsEndsItOnAllRanks) {
   spawn(2, [](World& world) {
@@ -137,6 +173,27 @@ TEST(Thrown, AnEvaluationOutsideOfTheRunEndsOnAllRanks) {
                   HasSubstr(world.rank() == 1 ? "no measure"
                                               : "rank 1 ended the evaluation after step 0: no "));
     }
+  });
+}
+
+TEST(Thrown, AMetricMayNotHaveTheNameOfAnother) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    struct Ones : Mean {
+      using Mean::Mean;
+      void update(const at::Tensor& outputs, const at::Tensor&, const at::Tensor&) override {
+        Mean::update(at::ones_like(outputs));
+      }
+    };
+    const auto said = [&](const std::string& name) {
+      auto options = train_options({});
+      options.evaluation = {.data = samples, .metrics = {std::make_shared<Ones>(name)}};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      return message_of<ConfigError>([&] { trainer.evaluate(); });
+    };
+    EXPECT_THAT(said("loss"), HasSubstr("the evaluation gives 'loss' twice"));
+    EXPECT_EQ(said("ones"), "nothing");
   });
 }
 

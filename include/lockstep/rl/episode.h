@@ -62,7 +62,8 @@ class Episode {
   // End::None while it continues.
   End why() const { return why_; }
 
-  // What it earned; asks the environment once. Throws Error before the end.
+  // What it earned; asks the environment once. Throws Error before the end, ConfigError for a value
+  // outside [0, 1]; one that is not finite costs the episode, as an environment that dies.
   const Reward& reward();
 
   // What the task began with.
@@ -83,6 +84,7 @@ class Episode {
   std::vector<Message> user_speaks();
   void fail(const EnvironmentError& error);
   void check_finite() const;
+  void check_range() const;
 
   Environment* environment_;
   UserSimulator* user_;

@@ -65,7 +65,8 @@ struct Evaluation {
   // warning.
   std::optional<std::vector<data::Transform>> transforms = std::nullopt;
   // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
-  // of other Trainers, one after another.
+  // of other Trainers, one after another. Two values of one name that differ, as of a metric called
+  // "loss", are a ConfigError.
   std::vector<std::shared_ptr<Metric>> metrics = {};
   // Means over a batch's samples (TrainerOptions::count: over what that counts), by name, the same
   // names in every batch (ConfigError for others). When not given: "loss", from the model and the

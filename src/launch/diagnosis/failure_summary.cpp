@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cctype>
 #include <csignal>
+#include <filesystem>
 #include <map>
 #include <string_view>
+#include <system_error>
 
 #include "core/control.h"
 #include "launch/diagnosis/stacks.h"
@@ -19,6 +21,8 @@
 
 namespace lockstep::launch {
 namespace {
+
+constexpr rlim_t kSmallStack = rlim_t{1} << 20;  // Linux gives 8 MiB
 
 // "rank 3" or "ranks 0, 2-5, 7"
 std::string names(const std::vector<int>& ranks) {
@@ -32,16 +36,42 @@ std::string names(const std::vector<int>& ranks) {
 }
 
 // Of this process, and of the ranks, which inherit it.
-bool is_cpu_time_limited() {
-  rlimit limit{};
-  return getrlimit(RLIMIT_CPU, &limit) == 0 && limit.rlim_max != RLIM_INFINITY;
+rlimit limit_of(__rlimit_resource what) {
+  rlimit limit{RLIM_INFINITY, RLIM_INFINITY};
+  getrlimit(what, &limit);
+  return limit;
+}
+
+bool is_cpu_time_limited() { return limit_of(RLIMIT_CPU).rlim_max != RLIM_INFINITY; }
+
+// What may have been too little for a rank that died of this signal.
+std::string limit_hint(int signal) {
+  const rlim_t stack = limit_of(RLIMIT_STACK).rlim_cur, space = limit_of(RLIMIT_AS).rlim_cur;
+  if (signal == SIGSEGV && stack < kSmallStack) {
+    return fmt::format("its stack has {} KiB (`ulimit -s`), where libtorch needs more",
+                       stack >> 10);
+  }
+  if (signal == SIGABRT && space != RLIM_INFINITY) {
+    return fmt::format("its address space is limited to {} MiB (`ulimit -v`)", space >> 20);
+  }
+  return "";
+}
+
+// Libraries ask for it, and oneMKL's message is about another one.
+bool has_no_working_directory() {
+  std::error_code failed;
+  return std::filesystem::current_path(failed).empty();
 }
 
 // `has_stack`: the report shows where it died.
 std::string hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
   if (!WIFSIGNALED(cause.wait_status)) {
     const int status = WEXITSTATUS(cause.wait_status);
-    if (status != 127) return "";
+    if (status != 127) {
+      return has_no_working_directory()
+                 ? "the working directory has been removed: start the job in another"
+                 : "";
+    }
     return outcome.could_not_map
                ? "a library did not fit into its address space (`ulimit -v`), or lies on a file "
                  "system that is mounted `noexec`"
@@ -71,6 +101,7 @@ std::string hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
     case SIGABRT:
     case SIGFPE:
     case SIGILL:
+      if (auto text = limit_hint(WTERMSIG(cause.wait_status)); !text.empty()) return text;
       if (has_stack) return "";
       return "to see where: lockstep run ... gdb -batch -ex run -ex bt --args PROGRAM";
     case SIGBUS:

@@ -152,6 +152,16 @@ void Episode::check_finite() const {
   for (const auto& [name, value] : reward_.parts) check("a reward with " + name + " =", value);
 }
 
+// Trials count as solved from 1 on, and scores of several domains are compared.
+void Episode::check_range() const {
+  constexpr double kRounding = 1e-6;  // of an environment's own sum
+  if (reward_.value >= -kRounding && reward_.value <= 1 + kRounding) return;
+  throw ConfigError(
+      fmt::format("[rl] Episode: the environment of {} gave a reward of {}, which is not within "
+                  "[0, 1]: scale it",
+                  name_of(scene_.task), reward_.value));
+}
+
 void Episode::stop(End why) {
   if (!over()) why_ = why;
 }
@@ -163,8 +173,9 @@ const Reward& Episode::reward() {
   if (is_evaluated_) return reward_;
   try {
     reward_ = environment_->evaluate(log_, why_);
-    is_evaluated_ = true;
     check_finite();
+    check_range();
+    is_evaluated_ = true;
   } catch (const EnvironmentError& error) {
     fail(error);
   }

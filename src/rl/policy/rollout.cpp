@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -13,6 +15,13 @@
 namespace lockstep::rl {
 namespace {
 
+template <class Object>
+std::unique_ptr<Object> made(std::unique_ptr<Object> object, const Planned& planned,
+                             std::string_view otherwise) {
+  if (object) return object;
+  throw ConfigError(fmt::format("[rollout] {}: {}", name_of(planned.task), otherwise));
+}
+
 // One episode, as the dialogue that its model sees.
 class EpisodeDialogue : public models::Dialogue {
  public:
@@ -21,8 +30,8 @@ class EpisodeDialogue : public models::Dialogue {
       : planned_(planned),
         tokenizer_(&tokenizer),
         text_(&text),
-        environment_(arena.domain->make()),
-        user_(arena.make_user()),
+        environment_(made(arena.domain->make(), planned, "Domain::make() returned no environment")),
+        user_(made(arena.make_user(), planned, "Arena::make_user returned no user")),
         episode_(std::make_unique<Episode>(*environment_, *user_, limits)) {}
 
   // False when its environment died of it: there is nothing that the agent could answer.
@@ -93,6 +102,9 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
                              const std::vector<Planned>& episodes, const RolloutOptions& options) {
   const auto end = tokenizer.id_of(kMessageEnd);
   if (!end) throw ConfigError("[rollout] the tokenizer has no <|im_end|>, which ends messages");
+  if (!text.prompt || !text.answer) {
+    throw ConfigError("[rollout] AgentText lacks prompt or answer");
+  }
   std::vector<EpisodeDialogue> dialogues;
   dialogues.reserve(episodes.size());
   for (const auto& planned : episodes) {
@@ -100,6 +112,10 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
     if (arena == arenas.end()) {
       throw ConfigError(
           fmt::format("[rollout] {}: there is no such domain", name_of(planned.task)));
+    }
+    if (!arena->second.domain || !arena->second.make_user) {
+      throw ConfigError(fmt::format("[rollout] {}: its arena lacks the domain or make_user",
+                                    name_of(planned.task)));
     }
     dialogues.emplace_back(planned, arena->second, tokenizer, text, options.limits);
   }

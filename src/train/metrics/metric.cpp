@@ -169,7 +169,8 @@ MetricState Metric::total(const Group& group) const {
     }
     sums = std::max(sums, header.sums);
   }
-  if (sums == 0) {
+  const bool has_rows = std::ranges::any_of(headers, [](const auto& of) { return of.rows > 0; });
+  if (sums == 0 && !has_rows) {
     throw DataError(
         fmt::format("[{}] there is nothing to compute: no rank has had a sample since "
                     "the last reset()",
@@ -178,7 +179,9 @@ MetricState Metric::total(const Group& group) const {
   MetricState total = state_;
   total.sums.resize(sums);
   if (group.size() == 1) return total;
-  group.all_reduce(over(total.sums, at::kLong), ReduceOp::Sum, {.label = label}).wait();
+  if (sums > 0) {
+    group.all_reduce(over(total.sums, at::kLong), ReduceOp::Sum, {.label = label}).wait();
+  }
   size_t rows = 0;
   for (const Header& header : headers) rows += header.rows;
   if (rows == 0) return total;

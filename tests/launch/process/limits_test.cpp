@@ -15,6 +15,7 @@ namespace lockstep::launch::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(OldKernel, WithoutSomeSystemCallsRunsAJobAllTheSame) {
   for (const int refusal : {ENOSYS, EPERM, EINVAL}) {
@@ -81,6 +82,25 @@ TEST(ProcessorTime, ThatIsUsedUpIsNamedAsTheCause) {
   };
   EXPECT_THAT(said("-t 2"), HasSubstr("processor time that ulimit -t allows"));
   EXPECT_THAT(said("-St 2"), HasSubstr("processor time that ulimit -t allows"));  // SIGXCPU
+}
+
+// As libraries fail then, with words about something else.
+TEST(Surroundings, ThatARankDiesOfAreNamed) {
+  const test::Folder folder(test::Folder::On::Disk);
+  const auto said = [&](const std::string& before, const std::string& end) {
+    const std::string script =
+        "mkdir " + (folder / "gone") + " && cd " + (folder / "gone") + " && " + before +
+        " && " LOCKSTEP_BINARY_DIR "/bin/lockstep run sh -c '" + end + "' 2> " + (folder / "said");
+    EXPECT_NE(std::system(script.c_str()), 0);
+    EXPECT_EQ(std::system(("rm -rf " + (folder / "gone")).c_str()), 0);
+    return test::contents(folder / "said");
+  };
+  const std::string segv = "kill -SEGV $$", abort = "kill -ABRT $$";
+  EXPECT_THAT(said("rmdir ../gone", "exit 2"), HasSubstr("the working directory has been removed"));
+  EXPECT_THAT(said("ulimit -Ss 512", segv), HasSubstr("its stack has 512 KiB (`ulimit -s`)"));
+  EXPECT_THAT(said("ulimit -Sv 2097152", abort), HasSubstr("limited to 2048 MiB (`ulimit -v`)"));
+  EXPECT_THAT(said("true", "exit 2"), Not(HasSubstr("hint")));
+  EXPECT_THAT(said("true", segv), Not(HasSubstr("ulimit")));
 }
 
 TEST(OpenFiles, AreRaisedForTheLauncherAndNotForItsRanks) {
