@@ -79,7 +79,7 @@ void fill(Trace& trace, void* const* addresses, int count, const void* exact) {
 
 // Of an exception that nothing catches: from the frames of the C++ runtime and the unwinder, which
 // have called std::terminate(), to the one that has thrown. The unwinder's are there where it came
-// to a function that is noexcept, as destructors are.
+// to a function that is noexcept, as destructors are; it may have left functions by then.
 int past_runtime(void* const* addresses, int first, int count) {
   const auto module_of = [addresses](int i) -> const link_map* {
     dl_find_object found{};
