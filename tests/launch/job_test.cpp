@@ -354,6 +354,7 @@ int uncaught() {
 
 // `test_launch rank kept_in`: the exception comes to a function that it cannot leave.
 [[gnu::noinline]] int kept_in() noexcept {
+  announce("barrier", 0);
   static const std::string gate = "nobody catches this";  // what is destroyed is unwound to
   refuse_row(gate);
   return 0;
