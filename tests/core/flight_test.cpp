@@ -39,7 +39,7 @@ void as_rank(const Segment& segment, int rank, const std::function<void()>& body
   }
   int status = 0;
   waitpid(pid, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(status, 0);
 }
 
 // A process finds its segment once; so each case is one.
@@ -94,13 +94,13 @@ TEST(Flight, CallsOfSeveralThreadsHaveANumberEach) {
     const auto many = [&] {
       ++ready;
       while (ready < 2) std::this_thread::yield();  // both at once
-      for (int i = 0; i < 1'000'000; ++i) end(begin(operation("all_reduce sum", i)));
+      for (int i = 0; i < 200'000; ++i) end(begin(operation("all_reduce sum", i)));
     };
     std::thread other(many);
     many();
     other.join();
   });
-  EXPECT_EQ(segment.read(0).calls, 2'000'000u);
+  EXPECT_EQ(segment.read(0).calls, 400'000u);
 }
 
 TEST(Flight, CountsTimeOfTheOutermostSpan) {

@@ -8,12 +8,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "lockstep/core/error.h"
 #include "support/folder.h"
+
+// A timer whose signal comes so often that no more than 4 MiB are taken in between.
+static int g_interrupted = -1;  // how often it has; -1 where there is none
+
+extern "C" int posix_fallocate(int fd, off_t offset, off_t length) {
+  if (g_interrupted >= 0 && length > 4 << 20) return ++g_interrupted < 100 ? EINTR : ENOSPC;
+  return fallocate(fd, 0, offset, length) == 0 ? 0 : errno;
+}
 
 namespace lockstep::comm {
 namespace {
@@ -45,6 +54,16 @@ TEST(SharedSegment, HasANameUntilAllHaveItWhereADoorIsOutOfReach) {
   segment.close_handle();
   EXPECT_FALSE(std::filesystem::exists(handle.path));
   EXPECT_THROW((void)Segment::attach(handle), CommError);
+}
+
+TEST(SharedSegment, HasItsPagesWhereATimerInterrupts) {
+  g_interrupted = 0;
+  const Segment segment = Segment::create(32 << 20, {"lockstep-nobody"});
+  g_interrupted = -1;
+  struct stat file {};
+  ASSERT_EQ(stat(segment.handle().path, &file), 0);
+  EXPECT_EQ(file.st_size, 32 << 20);
+  EXPECT_GE(file.st_blocks * 512, 32 << 20);
 }
 
 // A file system that is full later would end a rank with SIGBUS.

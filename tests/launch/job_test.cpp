@@ -352,6 +352,14 @@ int uncaught() {
   return 0;
 }
 
+// `test_launch rank kept_in`: the exception comes to a function that it cannot leave.
+[[gnu::noinline]] int kept_in() noexcept {
+  announce("barrier", 0);
+  static const std::string gate = "nobody catches this";  // what is destroyed is unwound to
+  refuse_row(gate);
+  return 0;
+}
+
 [[gnu::noinline]] int read_damaged_row(volatile int* row) {
   *row = 1;
   return *row + 1;
@@ -391,6 +399,7 @@ int main(int argc, char** argv) {
     if (mode == "overflow") return lockstep::launch::testing::overflow();
     if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
+    if (mode == "kept_in") return lockstep::launch::testing::kept_in();
     if (mode == "headless") return lockstep::launch::testing::headless();
     if (mode == "preempted" || mode == "requeued") {
       return lockstep::launch::testing::preempted(mode == "requeued");

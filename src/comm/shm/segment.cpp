@@ -57,8 +57,22 @@ int64_t available_bytes() {
   throw CommError(fmt::format(
       "[shm] {} {} bytes of shared memory: {}; {} bytes are available to this process. Use fewer "
       "ranks, a smaller model or "
-      "buckets, or raise the limit (memory of the machine or container, ulimit -f)",
+      "buckets, or raise the limit (memory of the machine or container, ulimit -f, the size of "
+      "/dev/shm)",
       what, bytes, error ? std::strerror(error) : "too little memory", available_bytes()));
+}
+
+// A file system may be smaller than what is available to this process, as a container's is.
+void take_pages(const Fd& fd, int64_t bytes) {
+  // Before Linux 6.10 a signal ends it, and what it has taken is given back: with the timer of a
+  // profiler, all at once would begin anew without end.
+  constexpr int64_t kPiece = 1 << 20;
+  for (int64_t at = 0; at < bytes; at += kPiece) {
+    int error = 0;
+    do error = posix_fallocate(fd.get(), at, std::min(kPiece, bytes - at));
+    while (error == EINTR);
+    if (error != 0) too_little(bytes, "cannot get", error);
+  }
 }
 
 }  // namespace
@@ -106,11 +120,7 @@ Segment Segment::create(int64_t bytes, const std::vector<std::string>& doors) {
                     *problem, path, std::strerror(errno)));
   }
   try {
-    // A file system may be smaller than what is available to this process, as a container's is.
-    int error = 0;
-    do error = posix_fallocate(fd.get(), 0, std::max<int64_t>(1, bytes));
-    while (error == EINTR);
-    if (error != 0) too_little(bytes, "cannot get", error);
+    take_pages(fd, bytes);
     segment = sized(std::move(fd), bytes);
   } catch (...) {
     unlink(path.c_str());

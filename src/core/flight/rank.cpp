@@ -104,27 +104,32 @@ void attach() noexcept { block(); }
 
 namespace {
 
+// Other threads announce calls, too: a checkpoint that is written meanwhile has a group of its own.
+std::mutex g_calls;
+
 // For the launcher; 0 where there is none.
 uint32_t announce(const Operation& operation) noexcept {
   Block* const own = block();
   if (own == nullptr) return 0;
-  // First the number, since other threads announce calls, too: a checkpoint that is written
-  // meanwhile has a group of its own.
-  uint32_t call = own->calls.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (call == 0) call = own->calls.fetch_add(1, std::memory_order_acq_rel) + 1;  // that of no call
+  const std::lock_guard lock(g_calls);
+  uint32_t call = own->calls.load(std::memory_order_relaxed) + 1;
+  if (call == 0) ++call;  // the number of no call
   Operation& entry = own->ring[call % kOperations];
   entry = operation;
   entry.start_ns = now_ns();
   entry.end_ns = 0;
+  own->calls.store(call, std::memory_order_release);
   return call;
 }
 
-// That call's; null where nothing is recorded, or when its place has gone to a later one.
-Operation* entry_of(uint32_t call) noexcept {
+// That call's; nothing where nothing is recorded, or when its place has gone to a later one.
+template <class Change>
+void with_entry_of(uint32_t call, const Change& change) noexcept {
   Block* const own = block();
-  if (own == nullptr || call == 0) return nullptr;
+  if (own == nullptr || call == 0) return;
+  const std::lock_guard lock(g_calls);
   const bool is_there = own->calls.load(std::memory_order_relaxed) - call < kOperations;
-  return is_there ? &own->ring[call % kOperations] : nullptr;
+  if (is_there) change(own->ring[call % kOperations]);
 }
 
 }  // namespace
@@ -135,11 +140,11 @@ uint32_t begin(const Operation& operation) noexcept {
 }
 
 void number(uint32_t call, uint64_t in_group) noexcept {
-  if (Operation* const entry = entry_of(call)) entry->number = static_cast<uint32_t>(in_group);
+  with_entry_of(call, [&](Operation& entry) { entry.number = static_cast<uint32_t>(in_group); });
 }
 
 void end(uint32_t call) noexcept {
-  if (Operation* const entry = entry_of(call)) entry->end_ns = now_ns();
+  with_entry_of(call, [](Operation& entry) { entry.end_ns = now_ns(); });
   if (call != 0 && is_recording()) record_end(call);
 }
 

@@ -77,8 +77,9 @@ void fill(Trace& trace, void* const* addresses, int count, const void* exact) {
   }
 }
 
-// Of an exception that nothing catches: from the C++ runtime's frames, which have called
-// std::terminate(), to the one that has thrown.
+// Of an exception that nothing catches: from the frames of the C++ runtime and the unwinder, which
+// have called std::terminate(), to the one that has thrown. The unwinder's are there where it came
+// to a function that is noexcept, as destructors are; it may have left functions by then.
 int past_runtime(void* const* addresses, int first, int count) {
   const auto module_of = [addresses](int i) -> const link_map* {
     dl_find_object found{};
@@ -86,8 +87,12 @@ int past_runtime(void* const* addresses, int first, int count) {
   };
   const link_map* const runtime = first < count ? module_of(first) : nullptr;
   if (runtime == nullptr || runtime->l_name[0] == '\0') return first;  // linked into the program
+  const auto is_theirs = [&](const link_map* module) {
+    return module == runtime ||
+           (module != nullptr && std::strstr(module->l_name, "/libgcc_s.so") != nullptr);
+  };
   int i = first;
-  while (i < count && module_of(i) == runtime) ++i;
+  while (i < count && is_theirs(module_of(i))) ++i;
   return i < count ? i : first;
 }
 

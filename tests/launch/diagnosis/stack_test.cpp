@@ -45,8 +45,10 @@ TEST(Stack, ThatIsFullIsToldFromAnother) {
 }
 
 TEST(Stack, OfAnExceptionThatNobodyCatchesIsThatOfTheThrow) {
-  const Result result = Job(rank_args("uncaught")).wait();
-  EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) [^< ]*refuse_row"));
+  for (const char* mode : {"uncaught", "kept_in"}) {
+    const Result result = Job(rank_args(mode)).wait();
+    EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) [^< ]*refuse_row"));
+  }
 }
 
 TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
@@ -76,11 +78,17 @@ TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
 
 // A shell that waits for it, as timeout, strace and gdb do.
 TEST(Stack, OfARankBelowAScriptIsToldToo) {
+  const test::Folder folder{test::Folder::On::Disk};
+  const std::string gate = folder / "gate";
+  ASSERT_EQ(mkfifo(gate.c_str(), 0600), 0);
   Job job({"run", "--nproc-per-node", "2", "sh", "-c", "\"$0\" rank stuck; exit $?",
-           std::filesystem::read_symlink("/proc/self/exe")});
+           std::filesystem::read_symlink("/proc/self/exe")},
+          {.environment = {{"GATE", gate}}});
   ASSERT_TRUE(job.await("stuck", 2));
   kill(job.pid(), SIGUSR2);
   EXPECT_TRUE(job.await_error("wait_for_ever < ")) << job.err();
+  std::ofstream(gate) << "go\n";
+  EXPECT_EQ(job.wait().exit_code, 7);
 }
 
 TEST(Stack, AProgramThatDoesNotListenIsNotAsked) {
