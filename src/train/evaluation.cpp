@@ -109,9 +109,10 @@ std::vector<parallel::WeightAverage::Applied> Training::apply_averages() {
   std::vector<parallel::WeightAverage::Applied> applied;
   for (auto& part : parts_) {
     if (!part.average || part.average->is_applied()) continue;
-    // Another part's update may have run this model and left its graph, which Fsdp takes for one
-    // that other ranks still use. Those that share a memory meet here.
-    if (part.fsdp && part.fsdp->shares_memory()) {
+    // Averages are written to shards: parameters that are whole meanwhile would keep some of them.
+    // And another part's update may have run this model and left its graph, which Fsdp takes for
+    // one that other ranks still use: those that share a memory meet here.
+    if (part.fsdp && (part.fsdp->is_unsharded() || part.fsdp->shares_memory())) {
       part.fsdp->unshard();
       part.fsdp->reshard();
     }
@@ -126,13 +127,10 @@ std::map<std::string, double> Training::evaluate_for_program() {
   }
   is_common_ = false;
   try {
-    // Averages are written to shards: parameters that are whole meanwhile would keep some of them.
     std::vector<parallel::Fsdp*> whole;
     for (auto& part : parts_) {
-      if (!part.fsdp || !part.fsdp->is_unsharded()) continue;
-      if (part.average && !part.average->is_applied()) whole.push_back(part.fsdp.get());
+      if (part.fsdp && part.fsdp->is_unsharded()) whole.push_back(part.fsdp.get());
     }
-    for (auto* fsdp : whole) fsdp->reshard();
     auto metrics = evaluate();
     for (auto* fsdp : whole) fsdp->unshard();
     return metrics;

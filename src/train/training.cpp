@@ -369,6 +369,9 @@ void Training::evaluate_now() {
   }
   const auto applied = apply_averages();  // callbacks see the weights that were evaluated
   call_and_agree([&](Callback& one) { one.on_evaluate(state_, requests_); });
+  for (auto& part : parts_) {
+    if (part.average && part.fsdp) part.fsdp->reshard();  // one may have left averages there
+  }
 }
 
 // The steps since the last checkpoint are none the worse for an evaluation that fails. Where it has

@@ -282,6 +282,48 @@ TEST(DividedTraining, ParametersThatAreWholeAreTheSameAfterAnEvaluationOfAverage
   });
 }
 
+// Leaves parameters whole, as one may that reads them before the next backward().
+struct LeavesWhole : train::Callback {
+  void on_step_end(const train::RunState&, train::Requests&) override {
+    if (!in_evaluation) trainer->fsdp()->unshard();
+  }
+  void on_evaluate(const train::RunState&, train::Requests&) override {
+    if (in_evaluation) trainer->fsdp()->unshard();
+  }
+  bool in_evaluation = false;
+  Trainer* trainer = nullptr;
+};
+
+TEST(DividedTraining, WhatACallbackLeavesWholeIsNotTheAverages) {
+  spawn(2, [](World& world) {
+    for (const auto division : {Division::Shared, Division::Gathered}) {
+      std::vector<at::Tensor> found;
+      for (const bool in_evaluation : {false, true}) {
+        seed_everything(1, world);
+        TrainNet net;
+        auto options = test::train_options({{"average"}});
+        options.epochs = 0;
+        options.max_steps = 3;
+        options.evaluation = {.data = test::train_samples(31, 6), .every_steps = 3};
+        options.fsdp = divided(division);
+        const auto leaves = std::make_shared<LeavesWhole>();
+        options.callbacks.push_back(leaves);
+        Trainer trainer(world, net, train::cross_entropy(), test::train_samples(40), options);
+        leaves->in_evaluation = in_evaluation;
+        leaves->trainer = &trainer;
+        trainer.run();
+        auto& fsdp = *trainer.fsdp();
+        for (int again = 0; again < 2; ++again) {
+          if (again > 0) fsdp.reshard();
+          if (!fsdp.is_unsharded()) fsdp.unshard();
+          found.push_back(flat(*net).clone());
+        }
+      }
+      for (const auto& each : found) EXPECT_TRUE(at::equal(each, found.back()));
+    }
+  });
+}
+
 TEST(DividedTraining, WhatBelongsToDdpIsRefusedByName) {
   spawn(2, [](World& world) {
     const auto refused = [&](const std::function<void(TrainerOptions&)>& change) {

@@ -43,7 +43,9 @@ struct LoaderOptions {
   int64_t prefetch = 0;
   // How many threads make them; 0: one where `prefetch` is set. Batches are the same, in the same
   // order, for every number of threads. With several, the data set and the transforms are called by
-  // all of them at once.
+  // all of them at once. They have all signals blocked but those of their own faults, and so has a
+  // process that the data set starts there: SIGTERM does not end it unless posix_spawn() was given
+  // another mask (POSIX_SPAWN_SETSIGMASK). Debian's sh, which popen() starts, clears its mask.
   int64_t workers = 0;
   // Applied to each batch in this order, outside of autograd, Autocast and InferenceMode; on the
   // background threads when there are any.

@@ -58,7 +58,8 @@ class Joinable {
 class [[nodiscard]] Join {
  public:
   // In the order in which a step uses them; the first is a Ddp, whose group has all ranks of the
-  // other Ddps', or a joinable of the program's own that goes through one (ConfigError). They
+  // other Ddps', or a Joinable of the program's own that calls one. Throws ConfigError for an
+  // optimizer in its place, for a group that lacks a rank of another's, and for an empty list. They
   // outlive this.
   explicit Join(std::vector<std::reference_wrapper<Joinable>> joinables, JoinOptions options = {});
   // Without finish() (an exception): does not communicate, and the group should not be used

@@ -83,8 +83,8 @@ class WeightAverage {
   // the weights. Between two steps: not between a forward and its backward. Weights that are one
   // memory for all ranks (ZeroOptions::share_parameters) are in memory of this rank's own
   // meanwhile, which detach() and views of them from before do not see. With an Fsdp's parts:
-  // outside of unshard() and reshard(), which may come while the result lives, to read or save the
-  // average. Throws as update().
+  // outside of unshard() and reshard() (ConfigError), which may come while the result lives, to
+  // read or save the average. Throws as update().
   [[nodiscard]] Applied apply();
   // Whether an apply() has not ended.
   bool is_applied() const { return is_applied_; }

@@ -11,6 +11,7 @@
 #include "lockstep/core/error.h"
 #include "parallel/fsdp/call_count.h"
 #include "parallel/fsdp/state.h"
+#include "parallel/layout/common_memory.h"
 
 namespace lockstep::parallel {
 
@@ -262,11 +263,17 @@ void Fsdp::State::unshard() {
   for (const auto& unit : units_) open(*unit);
   wait_for_host();
   whole_ = true;
+  for (const auto& unit : units_) {
+    for (const auto& flat : unit->flats) note_unsharded(flat.leaf(0));
+  }
 }
 
 void Fsdp::State::end_whole() {
   if (!std::exchange(whole_, false)) return;
-  for (const auto& unit : units_) close(*unit, After::Free);
+  for (const auto& unit : units_) {
+    for (const auto& flat : unit->flats) forget_unsharded(flat.leaf(0));
+    close(*unit, After::Free);
+  }
 }
 
 void Fsdp::State::reshard() {

@@ -9,13 +9,19 @@
 namespace lockstep::parallel {
 namespace {
 
-// The storages of such memory that some tensor still has.
+// The storages of one kind that some tensor still has.
 class Known {
  public:
   void add(const at::Tensor& tensor) {
     const std::lock_guard lock(mutex_);
     std::erase_if(storages_, [](const auto& storage) { return storage.expired(); });
     if (!find(tensor)) storages_.push_back(tensor.storage().getWeakStorageImpl());
+  }
+  void remove(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(storages_, [&](const auto& storage) {
+      return storage.lock().get() == tensor.storage().unsafeGetStorageImpl();
+    });
   }
   bool has(const at::Tensor& tensor) const {
     const std::lock_guard lock(mutex_);
@@ -43,6 +49,11 @@ Known& in_use() {
   return all;
 }
 
+Known& unsharded() {
+  static auto& all = *new Known;
+  return all;
+}
+
 }  // namespace
 
 void note_common(const at::Tensor& tensor) {
@@ -52,6 +63,10 @@ void note_common(const at::Tensor& tensor) {
 void note_shared(const at::Tensor& tensor) { in_use().add(tensor); }
 
 bool is_common(const at::Tensor& tensor) { return in_use().has(tensor) || left().has(tensor); }
+
+void note_unsharded(const at::Tensor& shard) { unsharded().add(shard); }
+void forget_unsharded(const at::Tensor& shard) { unsharded().remove(shard); }
+bool is_unsharded(const at::Tensor& shard) { return unsharded().has(shard); }
 
 void take_own_copies(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   const at::NoGradGuard no_grad;

@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 
@@ -104,6 +105,12 @@ void WeightAverage::restart() {
 
 WeightAverage::Applied WeightAverage::apply() {
   check("apply()");
+  if (std::ranges::any_of(weights_, &is_unsharded)) {
+    throw ConfigError(
+        "[weight average] apply() between an Fsdp's unshard() and reshard(): the model's "
+        "parameters, "
+        "which are whole, would keep values of their own: call it before unshard()");
+  }
   return Applied(*this);
 }
 

@@ -217,6 +217,38 @@ TEST(WeightAverages, OfADividedModelAreItsPartsOfTheWholeOnes) {
   }
 }
 
+// Read then, they would be averages of this rank's part alone.
+TEST(WeightAverages, AreNotAppliedToAnFsdpsShardsWhileParametersAreWhole) {
+  for (const bool share : {true, false}) {
+    spawn(2, [&](World& world) {
+      Tower net;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
+      WeightAverage average(fsdp.parameters(), {.decay = 0.8});
+      averaged_steps(net, adam, average, 0, 3);
+      const auto read = [&] {
+        std::vector<at::Tensor> all;
+        for (const auto& parameter : net->parameters()) all.push_back(parameter.detach().clone());
+        return all;
+      };
+      fsdp.unshard();
+      const auto trained = read();
+      EXPECT_THAT(message_of<ConfigError>([&] { (void)average.apply(); }),
+                  HasSubstr("apply() between an Fsdp's unshard() and reshard()"));
+      fsdp.reshard();
+      {
+        const auto applied = average.apply();
+        fsdp.unshard();
+        EXPECT_FALSE(at::equal(read().front(), trained.front()));
+        fsdp.reshard();
+      }
+      fsdp.unshard();
+      averaged_steps(net, adam, average, 3, 4);  // which ends it
+      const auto applied = average.apply();
+    });
+  }
+}
+
 // Saves after two steps, or restores and makes two more: with an Fsdp, or whole.
 void save_or_restore(World& world, bool is_divided, const std::string& folder, bool restores) {
   UsualAverage usual(restores ? 4 : 2);
