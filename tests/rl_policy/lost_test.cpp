@@ -10,6 +10,7 @@
 #include "lockstep/rl/rollout.h"
 #include "lockstep/text/tokenizer_trainer.h"
 #include "rl/run/record.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -178,14 +179,16 @@ std::vector<rl::Planned> frail_tasks(const std::vector<std::string>& ids) {
 }
 
 // A net that draws every token equally often, so that some messages are soon over.
+template <class User = Talker>
 std::vector<rl::Played> played_by_chance(const rl::AgentText& text,
-                                         const std::vector<rl::Planned>& episodes) {
+                                         const std::vector<rl::Planned>& episodes,
+                                         const User& user = {}) {
   const auto tokens = tokenizer();
   auto net = tiny_net(static_cast<int64_t>(tokens.size()));
   const at::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) parameter.zero_();
   const rl::Arenas arenas{
-      {"frail", {std::make_shared<FrailDomain>(), [] { return std::make_unique<Talker>(); }}}};
+      {"frail", {std::make_shared<FrailDomain>(), [&] { return std::make_unique<User>(user); }}}};
   return rl::roll_out(net, tokens, text, arenas, episodes,
                       {.limits = {.max_turns = 3,
                                   .max_new_tokens = 200,
@@ -215,6 +218,48 @@ TEST(Lost, WorldsThatDieAsTheyBeginAskTheAgentForNothing) {
       EXPECT_GT(played[alive].own_tokens(), 0);
     }
     EXPECT_EQ(played_by_chance(text, frail_tasks({"1"})).at(0).end, kDead);
+  });
+}
+
+// A user who leaves before the agent has spoken, of task "2".
+class Leaver : public rl::UserSimulator {
+ public:
+  Message next(const rl::Scene& scene, std::span<const Message>, uint64_t) override {
+    return {.content = scene.task.id == "2" ? std::string(rl::kStop) : "so"};
+  }
+};
+
+TEST(Lost, AnEpisodeThatIsOverAsItBeginsAsksTheAgentForNothing) {
+  isolated([] {
+    const auto played = played_by_chance(rl::chat_text(), frail_tasks({"0", "2"}), Leaver());
+    EXPECT_GT(played[0].own_tokens(), 0);
+    EXPECT_EQ(played[1].end, End::UserStop);
+    EXPECT_EQ(played[1].log.size(), 1U);
+    EXPECT_TRUE(played[1].tokens.ids.empty());
+  });
+}
+
+TEST(Lost, EpisodesWithoutATokenTeachNothing) {
+  spawn(2, [](World& world) {
+    auto net = tiny_net();
+    rl::Learner learner(net, world.group(), {.group_size = 2, .lanes = 2});
+    auto rollout = rollout_of(world.group(), {{1}, {0}, {1}, {0}}, 2, 2);
+    for (const size_t silent : {2, 3}) rollout.outcomes[silent].own_tokens = 0;
+    if (world.rank() == 1) {
+      for (auto& played : rollout.episodes[0]) played.tokens = {};
+    }
+    const auto learnt = learner.learn(rollout, 0);
+    EXPECT_TRUE(learnt.updated);
+    EXPECT_EQ(learnt.tokens, 6);
+    EXPECT_GT(learnt.gradient_norm, 0);
+  });
+}
+
+TEST(Lost, EnvironmentsThatDieWithoutAWordEndTheRunToo) {
+  spawn(2, [](World& world) {
+    const auto rollout = rollout_of(world.group(), {{0, kDead}, {1}}, 1, 2);
+    EXPECT_THAT(message_of<Error>([&] { rl::check_environments(rollout, "", world.group()); }),
+                HasSubstr("the environments of 1 of 2 episodes died, the last one: said nothing"));
   });
 }
 
@@ -279,6 +324,31 @@ TEST(Rollout, WhatPlayThrowsOnOneRankIsQuotedOnTheOthers) {
     EXPECT_EQ(text, world.rank() == 1 ? "no reward for task 7"
                                       : "[rollout] rank 1: no reward for task 7");
     world.group().barrier().wait();  // no rank waits in a collective any more
+  });
+}
+
+TEST(Learner, SavesTheOptimizerThatItHasRenewed) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    const std::vector<Told> told = {{1}, {0}, {0, End::UserStop, 2}, {1, End::UserStop, 3}};
+    auto net = tiny_net(), other = tiny_net();
+    rl::Learner learner(net, world.group(), {.group_size = 2, .lanes = 2});
+    rl::Learner resumed(other, world.group(), {.group_size = 2, .lanes = 2});
+    checkpoint::Checkpointer saves(world.group(), folder / "saves"),
+        restores(world.group(), folder / "saves");
+    learner.track(saves);
+    resumed.track(restores);
+    const auto learn = [&](rl::Learner& by, int64_t step) {
+      by.learn(rollout_of(world.group(), told, 2, 2), step);
+      return by.fingerprint();
+    };
+    learn(learner, 0);
+    learner.renew_optimizer(1e-2);
+    learn(learner, 1);
+    saves.save(1);
+    saves.finish();
+    ASSERT_TRUE(restores.restore_latest());
+    EXPECT_EQ(learn(resumed, 2), learn(learner, 2));
   });
 }
 

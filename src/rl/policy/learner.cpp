@@ -159,7 +159,9 @@ struct Learner::State {
     if (options.divided) recomputed.emplace(net->recomputed(models::Recomputed::Full));
     own_lanes = Shard{group.rank(), group.size()}.of(options.lanes).size();
     most_lanes = (options.lanes + group.size() - 1) / group.size();
-    adam = make_adam(options.learning_rate);
+    adam = std::make_unique<parallel::FusedAdamW>(
+        parameters(),
+        torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(0.01));
     copy_reference();
   }
 
@@ -183,11 +185,6 @@ struct Learner::State {
   // What the optimizer updates: of this rank.
   std::vector<at::Tensor> parameters() const {
     return fsdp ? fsdp->parameters() : net->parameters();
-  }
-
-  std::unique_ptr<parallel::FusedAdamW> make_adam(double rate) const {
-    return std::make_unique<parallel::FusedAdamW>(
-        parameters(), torch::optim::AdamWOptions(rate).betas({0.9, 0.95}).weight_decay(0.01));
   }
 
   static void copy(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
@@ -285,7 +282,9 @@ Learner::~Learner() = default;
 void Learner::set_reference() { state_->copy_reference(); }
 
 void Learner::renew_optimizer(double learning_rate) {
-  state_->adam = state_->make_adam(learning_rate);
+  // In its place: what track() has told checkpoints of is the optimizer, not this.
+  state_->adam->state().clear();
+  set_learning_rate(learning_rate);
 }
 
 void Learner::set_learning_rate(double rate) {
@@ -332,8 +331,9 @@ LaneBatch batch_of(const Rollout& rollout, size_t own_lane, const Agreed& agreed
   std::vector<double> of_dialogue;
   for (size_t i = 0; i < rollout.numbers[own_lane].size(); ++i) {
     const size_t number = rollout.numbers[own_lane][i];
-    if (agreed.kept[number] == 0) continue;
-    dialogues.push_back(&rollout.episodes[own_lane][i].tokens);
+    const auto& tokens = rollout.episodes[own_lane][i].tokens;
+    if (agreed.kept[number] == 0 || tokens.ids.empty()) continue;
+    dialogues.push_back(&tokens);
     of_dialogue.push_back(agreed.advantages[number]);
   }
   LaneBatch out;
