@@ -331,23 +331,26 @@ TEST(Learner, SavesTheOptimizerThatItHasRenewed) {
   const Folder folder;
   spawn(1, [&](World& world) {
     const std::vector<Told> told = {{1}, {0}, {0, End::UserStop, 2}, {1, End::UserStop, 3}};
-    auto net = tiny_net(), other = tiny_net();
-    rl::Learner learner(net, world.group(), {.group_size = 2, .lanes = 2});
-    rl::Learner resumed(other, world.group(), {.group_size = 2, .lanes = 2});
-    checkpoint::Checkpointer saves(world.group(), folder / "saves"),
-        restores(world.group(), folder / "saves");
-    learner.track(saves);
-    resumed.track(restores);
     const auto learn = [&](rl::Learner& by, int64_t step) {
       by.learn(rollout_of(world.group(), told, 2, 2), step);
       return by.fingerprint();
     };
-    learn(learner, 0);
-    learner.renew_optimizer(1e-2);
-    learn(learner, 1);
-    saves.save(1);
-    saves.finish();
-    ASSERT_TRUE(restores.restore_latest());
+    auto net = tiny_net();
+    rl::Learner learner(net, world.group(), {.group_size = 2, .lanes = 2});
+    {
+      checkpoint::Checkpointer checkpoints(world.group(), folder / "saved");
+      learner.track(checkpoints);
+      learn(learner, 0);
+      learner.renew_optimizer(1e-2);
+      learn(learner, 1);
+      checkpoints.save(1);
+      checkpoints.finish();
+    }
+    auto other = tiny_net();
+    rl::Learner resumed(other, world.group(), {.group_size = 2, .lanes = 2});
+    checkpoint::Checkpointer checkpoints(world.group(), folder / "saved");
+    resumed.track(checkpoints);
+    ASSERT_TRUE(checkpoints.restore_latest());
     EXPECT_EQ(learn(resumed, 2), learn(learner, 2));
   });
 }
