@@ -331,9 +331,8 @@ LaneBatch batch_of(const Rollout& rollout, size_t own_lane, const Agreed& agreed
   std::vector<double> of_dialogue;
   for (size_t i = 0; i < rollout.numbers[own_lane].size(); ++i) {
     const size_t number = rollout.numbers[own_lane][i];
-    const auto& tokens = rollout.episodes[own_lane][i].tokens;
-    if (agreed.kept[number] == 0 || tokens.ids.empty()) continue;
-    dialogues.push_back(&tokens);
+    if (agreed.kept[number] == 0) continue;
+    dialogues.push_back(&rollout.episodes[own_lane][i].tokens);
     of_dialogue.push_back(agreed.advantages[number]);
   }
   LaneBatch out;
