@@ -323,6 +323,7 @@ int main(int argc, char** argv) {
                          : flags.run.reference == "shard" ? "fsdp"
                                                           : "ddp";  // to be seen
     rl::shorten_trial(flags.run);
+    rl::allow_turns(flags.run);
     flags.run.check();
     if (flags.dry_run) return describe(flags);
     if (!is_launched()) {

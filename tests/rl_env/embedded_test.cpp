@@ -272,6 +272,13 @@ TEST(EmbeddedReward, EachDamageCostsItAndIsNamed) {
   EXPECT_EQ(played(key, std::vector<std::string>(9, "Why?")).why, End::MaxTurns);
 }
 
+TEST(EmbeddedReward, ACallThatFailedHasCostNothing) {
+  auto [key, task, lines] = found(Kind::Airline, "upgrade/yes");
+  lines.insert(lines.begin(),
+               call_text("set_cabin", fmt::format("{{\"id\": \"{}\"}}", task.record().id)));
+  EXPECT_EQ(played(key, lines).reward.value, 1);
+}
+
 TEST(EmbeddedReward, AGuessedReferenceCountsForNothing) {
   const auto [key, task, good] = found(Kind::Retail, "cancel/status");
   EXPECT_EQ(played(key, good).reward.value, 1);

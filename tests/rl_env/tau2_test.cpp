@@ -28,7 +28,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 Tau2Bridge fake(std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
-  return Tau2Bridge({.command = {"python3", LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"},
+  // What is sent does not depend on how this Python reads other letters.
+  return Tau2Bridge({.command = {"env", "PYTHONIOENCODING=latin-1", "python3",
+                                 LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"},
                      .timeout = timeout});
 }
 

@@ -180,14 +180,16 @@ std::vector<rl::Planned> frail_tasks(const std::vector<std::string>& ids) {
 }
 
 // A net that draws every token equally often, so that some messages are soon over.
+template <class User = Talker>
 std::vector<rl::Played> played_by_chance(const rl::AgentText& text,
-                                         const std::vector<rl::Planned>& episodes) {
+                                         const std::vector<rl::Planned>& episodes,
+                                         const User& user = {}) {
   const auto tokens = tokenizer();
   auto net = tiny_net(static_cast<int64_t>(tokens.size()));
   const at::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) parameter.zero_();
   const rl::Arenas arenas{
-      {"frail", {std::make_shared<FrailDomain>(), [] { return std::make_unique<Talker>(); }}}};
+      {"frail", {std::make_shared<FrailDomain>(), [&] { return std::make_unique<User>(user); }}}};
   return rl::roll_out(net, tokens, text, arenas, episodes,
                       {.limits = {.max_turns = 3,
                                   .max_new_tokens = 200,
@@ -217,6 +219,48 @@ TEST(Lost, WorldsThatDieAsTheyBeginAskTheAgentForNothing) {
       EXPECT_GT(played[alive].own_tokens(), 0);
     }
     EXPECT_EQ(played_by_chance(text, frail_tasks({"1"})).at(0).end, kDead);
+  });
+}
+
+// A user who leaves before the agent has spoken, of task "2".
+class Leaver : public rl::UserSimulator {
+ public:
+  Message next(const rl::Scene& scene, std::span<const Message>, uint64_t) override {
+    return {.content = scene.task.id == "2" ? std::string(rl::kStop) : "so"};
+  }
+};
+
+TEST(Lost, AnEpisodeThatIsOverAsItBeginsAsksTheAgentForNothing) {
+  isolated([] {
+    const auto played = played_by_chance(rl::chat_text(), frail_tasks({"0", "2"}), Leaver());
+    EXPECT_GT(played[0].own_tokens(), 0);
+    EXPECT_EQ(played[1].end, End::UserStop);
+    EXPECT_EQ(played[1].log.size(), 1U);
+    EXPECT_TRUE(played[1].tokens.ids.empty());
+  });
+}
+
+TEST(Lost, EpisodesWithoutATokenTeachNothing) {
+  spawn(2, [](World& world) {
+    auto net = tiny_net();
+    rl::Learner learner(net, world.group(), {.group_size = 2, .lanes = 2});
+    auto rollout = rollout_of(world.group(), {{1}, {0}, {1}, {0}}, 2, 2);
+    for (const size_t silent : {2, 3}) rollout.outcomes[silent].own_tokens = 0;
+    if (world.rank() == 1) {
+      for (auto& played : rollout.episodes[0]) played.tokens = {};
+    }
+    const auto learnt = learner.learn(rollout, 0);
+    EXPECT_TRUE(learnt.updated);
+    EXPECT_EQ(learnt.tokens, 6);
+    EXPECT_GT(learnt.gradient_norm, 0);
+  });
+}
+
+TEST(Lost, EnvironmentsThatDieWithoutAWordEndTheRunToo) {
+  spawn(2, [](World& world) {
+    const auto rollout = rollout_of(world.group(), {{0, kDead}, {1}}, 1, 2);
+    EXPECT_THAT(message_of<Error>([&] { rl::check_environments(rollout, "", world.group()); }),
+                HasSubstr("the environments of 1 of 2 episodes died, the last one: said nothing"));
   });
 }
 

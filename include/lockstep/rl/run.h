@@ -98,8 +98,9 @@ struct RunOptions {
   std::map<std::string, std::string> origins = {};
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, save_every, rollout_timeout, quiet, cache. Between a run and its continuation parallel,
-  // reference and joint_run may differ, too. Of files with tasks also a digest of what is in them.
+  // resume, rollout_timeout, quiet, cache, cache_dir; and save_every and export_hf, which may
+  // differ between a run and its continuation, as parallel, reference and joint_run may. Of files
+  // with tasks also a digest of what is in them.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;
@@ -116,6 +117,9 @@ RunOptions model_preset();
 // seconds. Shortens its warm-up to 50 steps and its stages to 3 iterations; what `origins` names
 // stays.
 void shorten_trial(RunOptions& options);
+// Gives the agent the messages that embedded tasks of this difficulty may need, embedded_limits(),
+// unless `origins` names max-turns.
+void allow_turns(RunOptions& options);
 
 // Where tasks come from.
 struct Course {

@@ -64,7 +64,8 @@ models::DialogueTokens demonstrated(const Demonstration& demonstration,
                                     const Arenas& arenas, const Limits& limits);
 
 // Trains tokenizer and model, or reads them from the cache. Supervised learning with AdamW on the
-// agent's tokens. Every rank calls it; the same bits on every number of ranks up to the lanes. The
+// agent's tokens. Throws ConfigError on all ranks for a dialogue that is longer than the model's
+// max_length. Every rank calls it; the same bits on every number of ranks up to the lanes. The
 // model is on the world's device.
 WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
                  const AgentText& text, const Arenas& arenas, const WarmUpOptions& options);

@@ -34,10 +34,10 @@ class EpisodeDialogue : public models::Dialogue {
         user_(made(arena.make_user(), planned, "Arena::make_user returned no user")),
         episode_(std::make_unique<Episode>(*environment_, *user_, limits)) {}
 
-  // False when its environment died of it: there is nothing that the agent could answer.
+  // False when it is over with that: there is nothing that the agent could answer.
   bool starts() {
     seen_ = episode_->begin(planned_.task, planned_.key);
-    return episode_->why() != End::EnvError;
+    return !episode_->over();
   }
 
   std::vector<int32_t> begin() override {

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "core/hash/mix.h"
+#include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/random.h"
@@ -22,6 +23,9 @@
 
 namespace lockstep::rl {
 namespace {
+
+// A script says all of its lines, however many these are.
+constexpr Limits kScripted{.max_turns = 1 << 20, .max_errors = 1 << 20};
 
 struct Piece {
   std::string text;
@@ -72,7 +76,7 @@ text::Tokenizer make_tokenizer(const Demonstrations& demonstrations, const Agent
   const auto source = [&]() -> std::optional<std::string> {
     while (waiting.empty() && number < options.corpus) {
       std::string whole;
-      for (const auto& piece : pieces(demonstrations(number++), text, arenas, {})) {
+      for (const auto& piece : pieces(demonstrations(number++), text, arenas, kScripted)) {
         whole += unguarded(piece.text);
       }
       waiting = {whole};
@@ -112,10 +116,21 @@ models::Transformer make_net(const WarmUpOptions& options, int64_t vocabulary) {
 std::string folder_of(const WarmUpOptions& o) {
   const auto& m = o.model;
   const std::string all = fmt::format(
-      "2 {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.steps, o.batch, o.learning_rate,
+      "3 {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.steps, o.batch, o.learning_rate,
       o.lanes, o.seed, o.vocabulary, o.corpus, m.layers, m.hidden, m.feed_forward, m.heads,
       m.kv_heads, m.head_dim, m.max_length, m.rope_theta, m.norm_eps, m.tied, o.key);
   return fmt::format("{}/{:016x}", o.cache, fnv1a<uint64_t>(all));
+}
+
+// Of what is read, which is all but the last token.
+void check_length(const Demonstration& demonstration, const models::DialogueTokens& tokens,
+                  int64_t max_length) {
+  if (std::ssize(tokens.ids) - 1 <= max_length) return;
+  throw ConfigError(fmt::format(
+      "[warm_up] the dialogue about {} has {} tokens, and the model {} positions: give "
+      "WarmUpOptions::model a larger max_length, three_domain a larger --context, or a chat format "
+      "with less text",
+      name_of(demonstration.planned.task), tokens.ids.size(), max_length));
 }
 
 // The parameters of `from` into `to`, which has the same sizes.
@@ -203,8 +218,9 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
     std::vector<models::DialogueTokens> batch;
     int64_t tokens = 0;
     for (int64_t i = 0; i < options.batch; ++i) {
-      batch.push_back(demonstrated(demonstrations(options.corpus + step * options.batch + i),
-                                   out.tokenizer, text, arenas, {}));
+      const auto demonstration = demonstrations(options.corpus + step * options.batch + i);
+      batch.push_back(demonstrated(demonstration, out.tokenizer, text, arenas, kScripted));
+      check_length(demonstration, batch.back(), options.model.max_length);
       tokens += std::count(batch.back().own.begin(), batch.back().own.end(), 1);
     }
     std::vector<std::vector<const models::DialogueTokens*>> lanes;

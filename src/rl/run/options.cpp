@@ -8,6 +8,7 @@
 #include "core/files/read_file.h"
 #include "core/hash/sha256.h"
 #include "lockstep/core/error.h"
+#include "lockstep/rl/embedded.h"
 #include "lockstep/rl/run.h"
 #include "rl/run/policy.h"
 
@@ -52,6 +53,14 @@ void shorten_trial(RunOptions& options) {
   };
   shorten("warm-steps", options.warm_steps, 50);
   shorten("iterations", options.iterations, 3);
+}
+
+void allow_turns(RunOptions& options) {
+  const bool is_known = options.difficulty >= 1 && options.difficulty <= 3;  // else check() throws
+  if (options.env != "embedded" || !is_known) return;
+  const int64_t needed = embedded_limits(options.difficulty).max_turns;
+  if (options.max_turns >= needed) return;
+  if (options.origins.emplace("max-turns", "difficulty").second) options.max_turns = needed;
 }
 
 RunOptions model_preset() {

@@ -124,8 +124,7 @@ class Picture {
 };
 
 std::string learning_curves(const Json& results) {
-  Picture picture("Learning curves",
-                  "Mean reward of each iteration's episodes of the stage's tasks", 0, 1);
+  Picture picture("Learning curves", "Mean reward of each iteration's episodes", 0, 1);
   double all = 0;
   for (const auto& stage : results.at("stages")) {
     all += static_cast<double>(stage.at("learning").at("curve").size());

@@ -107,12 +107,12 @@ void check_environments(const Rollout& rollout, const std::string& why, const co
   const auto died = std::count_if(rollout.outcomes.begin(), rollout.outcomes.end(), is_lost);
   const auto count = static_cast<int64_t>(rollout.outcomes.size());
   if (died * 5 <= count) return;
-  for (const auto& of_rank : group.all_gather_bytes(why, {.label = "environments"})) {
-    if (of_rank.empty()) continue;
-    throw Error(
-        fmt::format("[three_domain] the environments of {} of {} episodes died, the last one: {}",
-                    died, count, of_rank));
-  }
+  const auto of_ranks = group.all_gather_bytes(why, {.label = "environments"});
+  const auto first = std::find_if(of_ranks.begin(), of_ranks.end(),
+                                  [](const auto& of_rank) { return !of_rank.empty(); });
+  throw Error(
+      fmt::format("[three_domain] the environments of {} of {} episodes died, the last one: {}",
+                  died, count, first == of_ranks.end() ? "said nothing" : *first));
 }
 
 GoldCalls gold_of(const Course& course, const Curriculum& curriculum) {

@@ -45,7 +45,7 @@ class Run {
         options_(completed(with_lanes_of_run(given, group_, world.size()), world.size())),
         trajectories_(path("trajectories.jsonl")) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
-    check_alike(group_, options_.as_text());
+    check_alike(group_, options_);
     curriculum_ = plan_curriculum(course_, options_);
     units_ = plan_units(curriculum_);
     state_.ends.assign(curriculum_.stages.size(), std::vector<int64_t>(16, 0));

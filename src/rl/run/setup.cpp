@@ -28,14 +28,24 @@ std::string lines_of(const std::map<std::string, std::string>& options) {
   return text;
 }
 
+// What lines_of() has written of the run in output_dir; nothing where there is none.
+std::map<std::string, std::string> options_in(const std::string& output_dir) {
+  std::map<std::string, std::string> out;
+  std::ifstream file(output_dir + "/" + kOptionsFile);
+  for (std::string line; std::getline(file, line);) {
+    const size_t end = std::min(line.find(' '), line.size());
+    if (!line.starts_with("--") || end == line.size()) continue;
+    const std::string name = line.substr(2, end - 2);
+    // Files of before 0.1.0 have it without the "eval".
+    out[name == "log-all" ? "log-eval-all" : name] = line.substr(end + 1);
+  }
+  return out;
+}
+
 // What the run in output_dir began with; 0 where there is none.
 int64_t lanes_in(const std::string& output_dir) {
-  std::ifstream file(output_dir + "/" + kOptionsFile);
-  const std::string name = "--lanes ";
   int64_t lanes = 0;
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(name)) std::istringstream(line.substr(name.size())) >> lanes;
-  }
+  std::istringstream(options_in(output_dir)["lanes"]) >> lanes;
   return lanes;
 }
 
@@ -45,21 +55,18 @@ std::string difference(const RunOptions& options) {
     return fmt::format("[three_domain] --output-dir {} has a run already; --resume continues it",
                        options.output_dir);
   }
-  std::ifstream file(options.output_dir + "/" + kOptionsFile);
-  std::stringstream read;
-  read << "\n" << file.rdbuf();
-  std::string before = read.str();
-  // Files of before 0.1.0 have it without the "eval".
-  const std::string old_name = "\n--log-all ";
-  if (const size_t at = before.find(old_name); at != std::string::npos) {
-    before.replace(at, old_name.size(), "\n--log-eval-all ");
-  }
+  auto before = options_in(options.output_dir);
   std::string differing;
   for (const auto& [name, value] : options.as_text()) {
+    const auto found = before.find(name);
+    const bool is_same = found != before.end() && found->second == value;
+    if (found != before.end()) before.erase(found);
     // A checkpoint is resumed whole or sharded, and is compared with what there is at the end.
-    if (name == "parallel" || name == "reference" || name == "joint-run") continue;
-    const std::string line = fmt::format("--{} {}", name, value);
-    if (before.find("\n" + line + "\n") == std::string::npos) differing += " " + line;
+    if (is_same || name == "parallel" || name == "reference" || name == "joint-run") continue;
+    differing += fmt::format(" --{} {}", name, value);
+  }
+  for (const auto& [name, value] : before) {
+    if (!value.empty()) differing += fmt::format(" no --{} {}", name, value);
   }
   if (differing.empty()) return "";
   std::string problem = fmt::format("[three_domain] --output-dir {} has another run; here:{}",
@@ -136,8 +143,12 @@ void agree_on(const comm::Group& group, const std::string& problem,
   if (!first.empty()) throw ConfigError(first);
 }
 
-void check_alike(const comm::Group& group, const std::map<std::string, std::string>& mine) {
-  const auto all = group.all_gather_bytes(lines_of(mine), {.label = "options"});
+void check_alike(const comm::Group& group, const RunOptions& mine) {
+  auto options = mine.as_text();
+  // They may change when a run resumes, and decide which collectives there are.
+  options["save-every"] = fmt::format("{}", mine.save_every);
+  options["export-hf"] = fmt::format("{}", mine.export_hf);
+  const auto all = group.all_gather_bytes(lines_of(options), {.label = "options"});
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     std::istringstream first(all[0]), other(all[rank]);

@@ -34,7 +34,7 @@ void agree_on(const comm::Group& group, const std::string& problem,
               std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 // Throws ConfigError on all ranks when options differ, with the first that does.
-void check_alike(const comm::Group& group, const std::map<std::string, std::string>& mine);
+void check_alike(const comm::Group& group, const RunOptions& mine);
 
 // model_folder() on each rank; empty for no model. Throws ConfigError on all ranks.
 std::string find_model(const comm::Group& group, const std::string& model);

@@ -16,7 +16,7 @@ Json Tau2Bridge::Child::exchange(Json request, std::chrono::milliseconds timeout
   Json answer;
   try {
     const auto line =
-        process_->exchange(request.dump(-1, ' ', false, Json::error_handler_t::replace), timeout);
+        process_->exchange(request.dump(-1, ' ', true, Json::error_handler_t::replace), timeout);
     answer = Json::parse(line, nullptr, false);
     const bool fits = answer.is_object() && answer.contains("rid") && answer["rid"] == requests_ &&
                       answer.contains("ok") && answer["ok"].is_boolean();
