@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include "data/image_files.h"
 #include "lockstep/core/error.h"
 #include "lockstep/data/loader.h"
+#include "support/spawn.h"
 
 namespace lockstep::test {
 namespace {
@@ -108,6 +110,34 @@ TEST(ImageFolder, CropsAndStretches) {
   };
   EXPECT_EQ(read(ImageFit::Crop).min().item<float>(), 1);
   EXPECT_LT(read(ImageFit::Stretch).select(3, 0).max().item<float>(), 0.5);
+}
+
+// The whole of the last, resized, takes 1.8 GB. What is cut out has the bits of the whole.
+TEST(ImageFolder, CropsLongImagesInLittleMemory) {
+  isolated([] {
+    const Flowers flowers;
+    torch::manual_seed(4);
+    const auto fit = [&](const at::Tensor& image, int64_t size) {
+      flowers.put("daisy/x.jpg", png_of(image));
+      return flowers.open({.size = size, .mean = {0, 0, 0}, .deviation = {1, 1, 1}})
+          .get_batch({0})
+          .data[0];
+    };
+    for (const auto& [height, width] : {std::pair(301, 3), std::pair(3, 301), std::pair(90, 1)}) {
+      const auto image = torch::randint(256, {height, width, 3}, at::kByte);
+      const bool is_wide = height < width;
+      const int64_t longer = 4 * std::max(height, width) / std::min(height, width);
+      const auto whole = at::_upsample_bilinear2d_aa(
+          image.permute({2, 0, 1}).to(at::kFloat).unsqueeze(0),
+          {is_wide ? 4 : longer, is_wide ? longer : 4}, /*align_corners=*/false)[0];
+      EXPECT_TRUE(at::equal(fit(image, 4), whole.narrow(is_wide ? 2 : 1, longer / 2 - 2, 4) / 255))
+          << height << " x " << width;
+    }
+    EXPECT_EQ(fit(torch::full({1, 3000, 3}, 255, at::kByte), 224).min().item<float>(), 1);
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    EXPECT_LT(usage.ru_maxrss, 1 << 20);  // KiB
+  });
 }
 
 TEST(ImageFolder, DamagedImagesAreErrorsWithTheirFile) {

@@ -48,6 +48,33 @@ TEST(LoaderOnDevice, TargetsMayBeMissing) {
   });
 }
 
+// "cuda" without a number is the current device, in a thread as in the loop.
+TEST(LoaderOnDevice, ThreadsHaveTheLoopsCurrentDevice) {
+  spawn_on_device(2, [](World& world) {
+    const TensorDataset set(at::arange(16), at::arange(16));
+    const auto moved = [](data::Batch batch) {
+      return data::Batch{batch.data.to(at::kPrivateUse1), batch.target};
+    };
+    for (const int64_t lanes : {0, 2}) {
+      for (const int64_t workers : {0, 2}) {
+        data::Loader loader(
+            set, world,
+            {.batch_size = 2, .workers = workers, .transforms = {moved}, .lanes = lanes});
+        const auto check = [&](const data::Batch& batch) {
+          EXPECT_EQ(batch.data.device().index(), world.rank()) << lanes << " " << workers;
+        };
+        if (lanes == 0) {
+          for (const auto& batch : loader.epoch(0)) check(batch);
+        } else {
+          for (auto step : loader.steps(0)) {
+            check(step.batch(step.lanes().begin));
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(LoaderOnDevice, TheCpuIsADeviceToo) {
   const TensorDataset set(at::arange(8), at::arange(8));
   data::Loader loader(set, Shard{0, 1}, {.batch_size = 2, .device = at::kCPU});

@@ -80,6 +80,10 @@ TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
   const auto folder = lockstep_tool("bench --to " + folder_.path());
   EXPECT_EQ(folder.status, 2) << folder.said;
   EXPECT_THAT(folder.said, HasSubstr("a folder: name a file in it"));
+  const std::string loop = folder_ / "loop";
+  std::filesystem::create_symlink("loop", loop);
+  EXPECT_THAT(lockstep_tool("bench --to " + loop).said,
+              HasSubstr("[bench] --to " + loop + ": Too many levels of symbolic links"));
 }
 
 TEST_F(Bench, RanksOfSeveralHostsAreRefused) {

@@ -162,6 +162,7 @@ TEST(Tau2, TakesTasksOfAFile) {
     });
   };
   EXPECT_THAT(said(folder / "none"), HasSubstr("/none: there is no such file of tasks"));
+  EXPECT_THAT(said(std::string(300, 'a')), HasSubstr("aaa: there is no such file of tasks"));
   write(path, "[");
   EXPECT_THAT(said(path), AllOf(HasSubstr("ValueError"), HasSubstr("(tasks of " + path + ")")));
 }

@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
+
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/core/error.h"
+#include "lockstep/text/token_files.h"
+#include "lockstep/text/tokenizer.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -132,6 +136,23 @@ TEST(FileData, WhatIsMissingIsNamed) {
     EXPECT_TRUE(train::is_file_data("csv"));
     EXPECT_TRUE(train::is_file_data("tokens"));
     EXPECT_FALSE(train::is_file_data("mnist"));
+  });
+}
+
+// It is read later, by a name that says what is wrong.
+TEST(FileData, ATokenizerThatCannotBeLookedAtIsThere) {
+  isolated([] {
+    const Folder folder;
+    text::TokenWriter writer(folder.path(), {.vocabulary = 10, .separator = 0});
+    writer.add(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8});
+    writer.finish();
+    std::filesystem::create_symlink("tokenizer.json", folder / "tokenizer.json");
+    DataConfig config{.kind = "tokens", .path = folder.path()};
+    config.tokens.sequence_length = 4;
+    const auto data = open_file_data(config, World::solo());
+    EXPECT_EQ(data.tokenizer, folder.path());
+    EXPECT_THAT(message_of<DataError>([&] { text::Tokenizer::from_file(data.tokenizer); }),
+                HasSubstr("Too many levels of symbolic links"));
   });
 }
 

@@ -79,6 +79,11 @@ TEST(BeforeStart, WhatLooksAtEvaluationsNeedsDataForThem) {
   }
 }
 
+TEST(BeforeStart, ATextMayHaveANameThatNoFileCanHave) {
+  const ConfigSource source{.name = std::string(300, 'a'), .text = "seed: 3"};
+  EXPECT_EQ(load_config(source).training.seed, 3);
+}
+
 TEST(BeforeStart, LossesAndMetricsFitTheTargets) {
   EXPECT_THAT(not_started("training: {loss: mse}"),
               HasSubstr("training.loss: mse compares element by element, and the targets of "

@@ -57,6 +57,18 @@ TEST_F(ConfigCommands, InitReplacesNothingUnlessTold) {
               HasSubstr("a folder: name a file in it"));
 }
 
+TEST_F(ConfigCommands, ANameThatCannotBeLookedAtIsNamed) {
+  const std::string loop = folder_ / "loop";
+  fs::create_symlink("loop", loop);
+  for (const std::string& name : {loop, folder_ / std::string(300, 'a')}) {
+    const char* why = name == loop ? "Too many levels of symbolic links" : "File name too long";
+    EXPECT_THAT(lockstep_tool("config init --force " + name).said,
+                HasSubstr(fmt::format("[config] init: {}: {}", name, why)));
+    EXPECT_THAT(lockstep_tool("tokenize " + name + " --to " + (folder_ / "corpus")).said,
+                HasSubstr(fmt::format("[text] {}: cannot be opened: {}", name, why)));
+  }
+}
+
 // Beyond the limit of a file's size, as on a full disk. Not under ThreadSanitizer, whose runtime
 // writes a file of its own first.
 TEST_F(ConfigCommands, AFileThatCannotBeReplacedStays) {

@@ -29,7 +29,8 @@ constexpr const char* kTokenizeFooter =
 std::vector<std::string> all_files(const std::vector<std::string>& given) {
   std::vector<std::string> out;
   for (const auto& path : given) {
-    if (!std::filesystem::is_directory(path)) {
+    std::error_code none;
+    if (!std::filesystem::is_directory(path, none)) {
       out.push_back(path);
       continue;
     }

@@ -60,6 +60,9 @@ at::Tensor grey_of(const Pixels& pixels) {
   return grey;
 }
 
+// Of a part of an image, in float32 at most 200 MB.
+constexpr int64_t kMostPixels = int64_t{1} << 24;
+
 // float32 channels x size x size, from 0 to 255.
 at::Tensor fitted(const at::Tensor& image, int64_t size, ImageFit fit) {
   at::Tensor plane = image.permute({2, 0, 1}).to(at::kFloat).unsqueeze(0);
@@ -72,14 +75,31 @@ at::Tensor fitted(const at::Tensor& image, int64_t size, ImageFit fit) {
       to_height = size * height / width;
     }
   }
-  if (to_height != height || to_width != width) {
-    plane = at::_upsample_bilinear2d_aa(plane, {to_height, to_width}, /*align_corners=*/false);
-  }
   // torchvision's CenterCrop rounds half to even.
-  const auto begin = [&](int64_t length) {
-    return static_cast<int64_t>(std::nearbyint(static_cast<double>(length - size) / 2));
+  const auto middle = [&](const at::Tensor& of, int64_t dim) {
+    const auto rest = static_cast<double>(of.size(dim) - size);
+    return of.narrow(dim, static_cast<int64_t>(std::nearbyint(rest / 2)), size);
   };
-  return plane[0].narrow(1, begin(to_height), size).narrow(2, begin(to_width), size);
+  const auto resized = [](const at::Tensor& of, int64_t rows, int64_t columns) {
+    if (of.size(2) == rows && of.size(3) == columns) return of;
+    return at::_upsample_bilinear2d_aa(of, {rows, columns}, /*align_corners=*/false);
+  };
+  if (std::max(to_height, to_width) <= 16 * size) {
+    return middle(middle(resized(plane, to_height, to_width), 2), 3)[0];
+  }
+  // Of an image of 1 x 30,000 pixels the whole would take 18 GB. libtorch resizes each row, and
+  // then each column, by itself: cutting between the two, and in parts, changes no bit.
+  plane = middle(resized(plane, height, to_width), 3);
+  // Of one column alone libtorch 2.15 resizes to other values.
+  const auto at_once =
+      std::clamp<int64_t>(kMostPixels / to_height, std::min<int64_t>(2, size), size);
+  std::vector<at::Tensor> columns;
+  for (int64_t next = 0; next < size; next += at_once) {
+    const auto begin = std::min(next, size - at_once);
+    const at::Tensor some = resized(plane.narrow(3, begin, at_once), to_height, at_once);
+    columns.push_back(middle(some, 2).slice(3, next - begin));
+  }
+  return at::cat(columns, 3)[0];
 }
 
 }  // namespace

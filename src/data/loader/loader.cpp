@@ -1,6 +1,7 @@
 #include "lockstep/data/loader.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/torch.h>
 
@@ -97,8 +98,20 @@ std::shared_ptr<Ahead<Batch>> start_ahead(Ahead<Batch>::Make make, const AheadPl
   }
 }
 
-// A new thread's operators would take all cores: it learns here what this rank's share is.
-void prepare_thread() { at::internal::lazy_init_num_threads(); }
+ThreadSettings::ThreadSettings() {
+  for (const auto type : {at::kCUDA, at::kPrivateUse1}) {
+    const bool is_there = type == at::kCUDA ? at::hasCUDA() : c10::impl::hasDeviceGuardImpl(type);
+    if (is_there) current_.push_back(c10::impl::VirtualGuardImpl(type).getDevice());
+  }
+}
+
+void ThreadSettings::apply() const {
+  // A new thread's operators would take all cores: it learns here what this rank's share is.
+  at::internal::lazy_init_num_threads();
+  for (const auto device : current_) {
+    c10::impl::VirtualGuardImpl(device.type()).uncheckedSetDevice(device);
+  }
+}
 
 Batch on_device(const Batch& batch, const LoaderOptions& options) {
   return {on_device_of(batch.data, options), on_device_of(batch.target, options)};
@@ -114,8 +127,9 @@ struct Loader::Epoch::Cursor {
               shared->options.batch_size, count) {
     const AheadPlan plan = plan_of(count, shared->options);
     if (plan.depth == 0 || count == 0) return;
-    const auto make = [this](int64_t number, std::optional<Batch> spare) {
-      prepare_thread();
+    const auto make = [this, settings = ThreadSettings()](int64_t number,
+                                                          std::optional<Batch> spare) {
+      settings.apply();
       return maker.make(number, std::move(spare).value_or(Batch{}));
     };
     ahead = start_ahead(make, plan);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "data/loader/ahead.h"
 #include "data/loader/batch_maker.h"
@@ -30,8 +31,16 @@ AheadPlan plan_of(int64_t count, const LoaderOptions& options);
 // be destroyed there.
 std::shared_ptr<Ahead<Batch>> start_ahead(Ahead<Batch>::Make make, const AheadPlan& plan);
 
-// Before a thread other than the caller's computes.
-void prepare_thread();
+// What a thread is to have as the one that made this.
+class ThreadSettings {
+ public:
+  ThreadSettings();
+  // Before another thread computes.
+  void apply() const;
+
+ private:
+  std::vector<at::Device> current_;  // devices: a new thread has the first
+};
 
 Batch on_device(const Batch& batch, const LoaderOptions& options);
 

@@ -29,8 +29,8 @@ StepCursor::StepCursor(std::shared_ptr<Loader::Shared> loader, int64_t count)
   const AheadPlan plan = plan_of(count_ * own_lanes(), shared_->options);
   if (plan.depth == 0 || plan.count == 0) return;
   ahead_ = start_ahead(
-      [this](int64_t number, std::optional<Batch> spare) {
-        prepare_thread();
+      [this, settings = ThreadSettings()](int64_t number, std::optional<Batch> spare) {
+        settings.apply();
         return make(number, std::move(spare));
       },
       plan);

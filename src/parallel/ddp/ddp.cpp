@@ -96,6 +96,19 @@ void check(const Model& model, const Group& group, const DdpOptions& options,
   verify(model, group, device, std::move(complaint), "ddp", describe(options));
 }
 
+// In a group of one gradients go through nothing, but what a hook carries from other ranks has to
+// follow the loss scale, so a GradScaler has to find it.
+class OnlyRank : public GradientListener {
+ public:
+  explicit OnlyRank(std::shared_ptr<CommHook> hook) : hook_(std::move(hook)) {}
+  at::Tensor arriving(size_t, const at::Tensor& gradient) override { return gradient; }
+  void arrived(size_t) override {}
+  std::shared_ptr<CommHook> hook() const override { return hook_; }
+
+ private:
+  std::shared_ptr<CommHook> hook_;
+};
+
 }  // namespace
 
 struct Ddp::State {
@@ -108,10 +121,11 @@ struct Ddp::State {
   AttachedModule module;
   const torch::optim::Optimizer* optimizer = nullptr;  // that include_in_check() was given
   std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
-  // All empty in a group of one.
+  // Empty in a group of one.
   std::optional<BufferSync> buffers;
   std::shared_ptr<Reducer> reducer;
-  std::vector<Accumulator> accumulators;  // destroyed before the reducer that they call
+  std::shared_ptr<OnlyRank> only_rank;    // in a group of one, with a hook
+  std::vector<Accumulator> accumulators;  // destroyed before what they call
 
   std::shared_ptr<const LanePlan> plan;  // with lanes
 
@@ -121,6 +135,9 @@ struct Ddp::State {
   }
   // A group of one has no peers to average with, but may have lanes to add up.
   bool is_alone() const { return group.size() == 1 && !plan; }
+  const GradientListener* listener() const {
+    return reducer ? static_cast<const GradientListener*>(reducer.get()) : only_rank.get();
+  }
   // With the buffers that the module has now.
   const Model& model();
 
@@ -133,7 +150,7 @@ struct Ddp::State {
 };
 
 void Ddp::State::check(const AttachedModule& now) const {
-  std::string complaint = shared_with_another(now.model(), reducer.get());
+  std::string complaint = shared_with_another(now.model(), listener());
   // What a hook carries is of the parameters that it was attached to last. A rank may have given it
   // to a Ddp of ranks that are not all in this group.
   if (const auto& hook = options.hook; complaint.empty() && hook && group.size() > 1 &&
@@ -151,7 +168,8 @@ void Ddp::State::check(const AttachedModule& now) const {
 
 // The hook's restored state may fit on some ranks only.
 void Ddp::State::attach_hook(const Model& model) const {
-  if (!options.hook || group.size() == 1) return;
+  if (!options.hook) return;
+  if (group.size() == 1 && PassQueue::is_of_another(*options.hook, reducer.get())) return;
   std::map<std::string, at::Tensor> by_name;
   for (const auto& item : model.parameters) {
     if (!item.sparse) by_name[item.name] = item.tensor;
@@ -182,7 +200,14 @@ const Model& Ddp::State::model() {
 void Ddp::State::attach() {
   const Model& model = module.model();
   parameters = model.trainable();
-  if (is_alone()) return;
+  if (is_alone()) {
+    if (!options.hook) return;
+    if (!only_rank) only_rank = std::make_shared<OnlyRank>(options.hook);
+    for (const auto& item : model.parameters) {
+      accumulators.emplace_back(item.tensor, accumulators.size(), *only_rank);
+    }
+    return;
+  }
   broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
   buffers.emplace(group, model.buffers, options.buffers);
   if (plan) buffers->use_lanes(plan);

@@ -173,6 +173,17 @@ CallLayer::Tensors Fsdp::State::cast(const CallLayer::Tensors& inputs) const {
   return all;
 }
 
+// A parameter that came after the Fsdp keeps its dtype, which param_dtype does not convert.
+void Fsdp::State::refuse_other_dtype(const c10::Error& error) {
+  if (!plan_.options.param_dtype) return;
+  const auto change = module_.difference();
+  if (change.empty()) return;
+  throw ConfigError(fmt::format(
+      "[fsdp] {} after Fsdp was attached: construct it again, after unshard(). Inputs "
+      "come in param_dtype {}, and forward() threw: {}",
+      change, c10::toString(*plan_.options.param_dtype), error.what_without_backtrace()));
+}
+
 void Fsdp::State::watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since) {
   const auto call = std::make_shared<Call>(weak_from_this(), unit);
   const auto watch = [&](const at::TensorBase& output) {
@@ -223,7 +234,12 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
       if (plan_.options.forward_prefetch) prefetch(unit, 1);
     }
     const uint64_t since = at::sequence_number::peek();
-    outputs = body(cast(inputs));
+    try {
+      outputs = body(cast(inputs));
+    } catch (const c10::Error& error) {
+      refuse_other_dtype(error);
+      throw;
+    }
     find_writes(unit);
     in_graph = at::GradMode::is_enabled() && std::ranges::any_of(outputs, [](const auto& output) {
                  return output.defined() && output.requires_grad();

@@ -96,6 +96,7 @@ class Fsdp::State : public GradientListener,
   void refuse_writes();
   bool is_written() const;
   void meet(std::string_view label);
+  void refuse_other_dtype(const c10::Error& error);
   void watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since);
   CallLayer::Tensors cast(const CallLayer::Tensors& inputs) const;
   void open(Unit& unit);

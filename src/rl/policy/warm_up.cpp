@@ -183,7 +183,9 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
   const std::string folder = options.cache.empty() ? "" : folder_of(options);
   std::string json;
   models::Transformer kept{nullptr};
-  if (world.is_main() && !folder.empty() && std::filesystem::exists(folder + "/tokenizer.json")) {
+  std::error_code none;
+  if (world.is_main() && !folder.empty() &&
+      std::filesystem::exists(folder + "/tokenizer.json", none)) {
     try {
       kept = models::load_transformer(folder);
       json = text::Tokenizer::from_file(folder).to_json();

@@ -16,12 +16,18 @@
 namespace lockstep::rl {
 namespace {
 
+// What cannot be looked at is named when it is read.
+bool is_there(const std::string& path) {
+  std::error_code none;
+  return std::filesystem::exists(path, none) || none;
+}
+
 // The chat template (Jinja's text) of a folder of transformers; empty without one.
 std::string chat_template_in(const std::string& folder) {
   const std::string own = folder + "/chat_template.jinja";
-  if (std::filesystem::exists(own)) return text::read_file(own);
+  if (is_there(own)) return text::read_file(own);
   const std::string config = folder + "/tokenizer_config.json";
-  if (!std::filesystem::exists(config)) return "";
+  if (!is_there(config)) return "";
   const auto json = nlohmann::json::parse(text::read_file(config), nullptr, false);
   if (!json.is_object() || !json.contains("chat_template")) return "";
   const auto& found = json["chat_template"];
@@ -100,7 +106,7 @@ void export_policy(const models::Transformer& net, const text::Tokenizer& tokeni
   for (const char* name : {"tokenizer_config.json", "chat_template.jinja", "chat_template.json",
                            "special_tokens_map.json", "generation_config.json"}) {
     const std::string from = source + "/" + name;
-    if (!std::filesystem::exists(from)) continue;
+    if (!is_there(from)) continue;
     text::write_file(folder + "/" + name, text::read_file(from));
   }
 }

@@ -233,7 +233,8 @@ Tau2Domain::Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo, Tau2
   if (solo == Solo::Yes && name != "telecom") {
     throw ConfigError(fmt::format("[tau2] {} has no solo mode: only telecom has", name));
   }
-  if (!file_.path.empty() && !std::filesystem::is_regular_file(file_.path)) {
+  std::error_code none;
+  if (!file_.path.empty() && !std::filesystem::is_regular_file(file_.path, none)) {
     throw ConfigError(fmt::format("[tau2] {}: there is no such file of tasks", file_.path));
   }
 }

@@ -290,7 +290,8 @@ RunConfig load_config(const ConfigSource& source, const std::vector<std::string>
                       const ConfigExtensions& extensions) {
   const Schema schema(extensions);
   // Another process may have read the pipe before.
-  const bool is_file = std::filesystem::is_regular_file(source.name);
+  std::error_code none;
+  const bool is_file = std::filesystem::is_regular_file(source.name, none);
   return Loading(schema, source.name)
       .load(source, is_file ? Settings::Empty::Defaults : Settings::Empty::Problem, true,
             overrides);

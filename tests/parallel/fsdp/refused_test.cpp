@@ -302,6 +302,22 @@ TEST(FsdpRefused, AWriteToShardsAfterAForwardThatHasHadNoBackward) {
   });
 }
 
+TEST(FsdpRefused, ALayerOfAnotherDtypeThatCameLater) {
+  spawn(2, [](World& world) {
+    Three net;
+    net->to(at::kDouble);
+    Fsdp fsdp(net, world.group(), {.param_dtype = at::kFloat});
+    const at::Tensor x = three_rows(world.rank(), 0).to(at::kDouble);
+    call(net, x).sum().backward();
+    net->b = net->replace_module("b", torch::nn::Linear(30, 30));
+    net->b->to(at::kDouble);
+    EXPECT_THAT(message_of<ConfigError>([&] { call(net, x); }),
+                AllOf(HasSubstr("[fsdp] parameter 'b.weight'"),
+                      HasSubstr("after Fsdp was attached: construct it again, after unshard()"),
+                      HasSubstr("must have the same dtype")));
+  });
+}
+
 TEST(FsdpRefused, ParametersOfOneThatIsGone) {
   spawn(2, [](World& world) {
     Three net;

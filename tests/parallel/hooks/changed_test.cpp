@@ -124,6 +124,20 @@ TEST(HookState, ThatWasRestoredGoesToTheModelThatComesNext) {
   });
 }
 
+// Otherwise ranks that come later give it to the layer in the other's place, or refuse its sizes.
+TEST(HookState, OfALayerThatWasReplacedInAGroupOfOneIsGone) {
+  spawn(1, [](World& world) {
+    const auto hook = std::make_shared<TopK>(TopKOptions{.fraction = 0.1});
+    Mlp net;
+    Ddp ddp(net, world.group(), {.hook = hook});
+    const Tensors saved{{"first.weight", at::ones({8, 6})}, {"third.bias", at::ones({3})}};
+    hook->restore(saved);
+    net.third = net.replace_module("third", torch::nn::Linear(8, 3));
+    ddp.refresh();
+    expect_same(kept_for(*hook, ""), {{"first.weight", at::ones({8, 6})}});
+  });
+}
+
 // There is nothing kept for it before its first pass, nor after one that overflows.
 TEST(HookState, IsRestoredWithoutAParameterThatWasNewWhenItWasSaved) {
   spawn(2, [](World& world) {

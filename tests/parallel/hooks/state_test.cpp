@@ -189,6 +189,29 @@ TEST(HookState, IsToldOfTheLossScaleByTheScaler) {
   });
 }
 
+// What other ranks left to send stays for ranks that come later, which have the new scale.
+TEST(HookState, FollowsTheLossScaleInAGroupOfOne) {
+  spawn(1, [](World& world) {
+    for (const int refreshes : {0, 1}) {
+      const auto hook =
+          std::make_shared<CastHook>(at::kBFloat16, CastOptions{.error_feedback = true});
+      const at::Tensor kept = at::arange(64.0).view({8, 8}).to(at::kFloat);
+      Mlp net, plain;
+      Ddp ddp(net, world.group(), {.hook = hook});
+      if (refreshes > 0) ddp.refresh();
+      hook->restore({{"second.weight", kept}});
+      torch::optim::SGD sgd(net.parameters(), 0.1);
+      GradScaler scaler(world.group(), {.init_scale = 64, .growth_interval = 1});
+      scaler.scale(square_loss(net, 0)).backward();
+      scaler.unscale_(sgd);
+      scaler.update();
+      EXPECT_TRUE(at::equal(hook->state().at("second.weight"), kept * 2));
+      square_loss(plain, 0).backward();
+      expect_equal(gradients(net), gradients(plain));
+    }
+  });
+}
+
 TEST(HookState, BucketsChangeNoBit) {
   spawn(2, [](World& world) {
     for (const auto& [name, make] : makers_of_hooks()) {

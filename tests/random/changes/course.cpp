@@ -60,6 +60,8 @@ Phase drawn_phase(Dice& dice, const Course& course, const std::vector<int>& rank
   std::vector<Kind> kinds{Kind::Ddp,        Kind::Ddp,  Kind::Zero,
                           Kind::SharedZero, Kind::Fsdp, Kind::Fsdp};
   if (course.lanes == 0 && !course.normalized && !course.average) kinds.push_back(Kind::Local);
+  // What a hook keeps is seen in phases that have one, on other numbers of ranks, too.
+  if (course.feedback && !dice.one_in(4)) kinds = {Kind::Ddp, Kind::Zero, Kind::SharedZero};
   Phase phase{.kind = dice.pick(kinds),
               .ranks = ranks,
               .steps = static_cast<int>(1 + dice.below(4)),
@@ -91,7 +93,7 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
     course.drops = dice.one_in(3);
     if (!course.normalized && dice.one_in(2)) {
       course.hook = static_cast<Hook>(1 + dice.below(std::ssize(kHooks) - 1));
-      course.feedback = dice.one_in(2);
+      course.feedback = !dice.one_in(4);
     }
   }
   course.gamma = dice.one_in(3) ? 0.8 : 1;
@@ -113,6 +115,14 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
   course.synchronized = dice.one_in(2) && can_average && course.lanes == 0;
   for (auto count = dice.below(6); count > 0; --count) {
     course.changes.push_back(drawn_change(dice, course));
+  }
+  // What a hook keeps for a block stays while no rank uses it.
+  if (course.feedback && course.steps() > 2 && dice.one_in(2)) {
+    const int step = static_cast<int>(1 + dice.below(course.steps() - 2));
+    const int block = static_cast<int>(1 + dice.below(kBlocks - 1));
+    for (const int at : {step, step + 1}) {
+      course.changes.push_back({.step = at, .what = What::Skip, .block = block});
+    }
   }
   // All ranks make them, and within a Join some have ended.
   std::erase_if(course.changes, [&](const Change& change) {

@@ -55,7 +55,6 @@ void PlainHook::begin(int ranks, const PlainHook* before, const Named& parameter
 }
 
 void PlainHook::keep_attached(const Named& parameters) {
-  if (ranks_ == 1) return;
   std::vector<std::pair<std::string, Kept>> now;
   for (const auto& [name, parameter] : parameters) {
     for (const auto& [old, kept] : kept_) {

@@ -51,10 +51,15 @@ int BenchCommand::carry_out() {
   std::vector<std::string> command = {program_beside("lockstep-bench", "bench")};
   if (!to_.empty()) {
     // Known before anything is measured.
-    if (std::filesystem::is_directory(to_)) {
+    std::error_code error;
+    if (std::filesystem::is_directory(to_, error)) {
       throw ConfigError(fmt::format("[bench] --to {}: a folder: name a file in it", to_));
     }
-    const auto folder = std::filesystem::absolute(to_).parent_path();
+    if (error && error != std::errc::no_such_file_or_directory) {
+      throw ConfigError(
+          fmt::format("[bench] --to {}: {}: name another file", to_, error.message()));
+    }
+    const auto folder = std::filesystem::absolute(to_, error).parent_path();
     if (!is_stream(to_) && access(folder.c_str(), W_OK) != 0) {
       throw ConfigError(fmt::format("[bench] --to {}: nothing can be written into {}: {}", to_,
                                     folder.string(), std::strerror(errno)));

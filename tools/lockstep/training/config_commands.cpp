@@ -97,7 +97,8 @@ int ConfigCommands::init() {
     fmt::print("{}", text);
     return 0;
   }
-  if (std::filesystem::is_directory(new_file_)) {
+  std::error_code none;
+  if (std::filesystem::is_directory(new_file_, none)) {
     throw ConfigError(fmt::format("[config] init: {}: a folder: name a file in it", new_file_));
   }
   const int error = force_ ? write_whole_file(new_file_, text) : write_new_file(new_file_, text);
