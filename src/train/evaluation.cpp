@@ -105,17 +105,17 @@ double watched(const RunState& state, const std::string& metric, std::string_vie
 
 }  // namespace
 
+void TrainedPart::settle_shards() {
+  if (!fsdp || (!fsdp->is_unsharded() && !fsdp->shares_memory())) return;
+  fsdp->unshard();
+  fsdp->reshard();
+}
+
 std::vector<parallel::WeightAverage::Applied> Training::apply_averages() {
   std::vector<parallel::WeightAverage::Applied> applied;
   for (auto& part : parts_) {
     if (!part.average || part.average->is_applied()) continue;
-    // Averages are written to shards: parameters that are whole meanwhile would keep some of them.
-    // And another part's update may have run this model and left its graph, which Fsdp takes for
-    // one that other ranks still use: those that share a memory meet here.
-    if (part.fsdp && (part.fsdp->is_unsharded() || part.fsdp->shares_memory())) {
-      part.fsdp->unshard();
-      part.fsdp->reshard();
-    }
+    part.settle_shards();
     applied.push_back(part.average->apply());
   }
   return applied;

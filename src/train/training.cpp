@@ -347,6 +347,11 @@ void Training::finish() {
     const CommonPart common(*this);
     finish_saving();
   }
+  for (auto& part : parts_) {
+    // The program may apply averages next.
+    if (parts_.size() > 1 && part.average && part.fsdp && !part.fsdp->is_unsharded())
+      part.settle_shards();
+  }
   state_.ended = name_of(*ended_);
   call([&](Callback& one) { one.on_train_end(state_); });
 }

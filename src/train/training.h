@@ -56,6 +56,10 @@ struct TrainedPart {
   // What the schedule has set is remembered. Throws ConfigError for rates that are others by now.
   void note_rates();
   void check_rates() const;
+  // Before its shards are written outside of a step: parameters that are whole would keep some of
+  // them. And another part's update may have run this model and left its graph, which Fsdp takes
+  // for one that other ranks still use: those that share a memory meet here.
+  void settle_shards();
 
   void zero_grad() { ddp ? ddp->zero_grad() : fsdp->zero_grad(); }
   [[nodiscard]] parallel::Hold hold() { return ddp ? ddp->hold() : fsdp->hold(); }

@@ -260,6 +260,42 @@ TEST(DividedTraining, TwoModelsAreEvaluatedWithTheirAverages) {
   });
 }
 
+// The critic's update, the last of a step, has run the generator and left its graph.
+TEST(DividedTraining, AveragesOfTwoModelsAreAppliedAfterARunWithoutEvaluations) {
+  const auto averaged = [](World& world, Division division) {
+    seed_everything(1, world);
+    torch::nn::Linear generator(4, 6), critic(6, 1);
+    auto options = test::train_options({{"average"}});
+    options.epochs = 0;
+    options.max_steps = 3;
+    options.fsdp = divided(division);
+    Trainer trainer(
+        world, {{.name = "generator", .model = generator}, {.name = "critic", .model = critic}},
+        [&](train::Step& step) {
+          const auto made = [&](const Batch& batch) {
+            return lockstep::call(generator, batch.data.narrow(1, 0, 4));
+          };
+          step.update("generator", [&](const Batch& batch) {
+            return -lockstep::call(critic, made(batch)).mean();
+          });
+          step.update("critic", [&](const Batch& batch) {
+            return lockstep::call(critic, made(batch).detach()).mean() -
+                   lockstep::call(critic, batch.data).mean();
+          });
+        },
+        test::train_samples(40), options);
+    trainer.run();
+    const auto applied = trainer.average("generator")->apply();
+    if (auto* const fsdp = trainer.fsdp("generator")) fsdp->unshard();
+    return flat(*generator).clone();
+  };
+  spawn(2, [&](World& world) {
+    const at::Tensor plain = averaged(world, Division::None);
+    EXPECT_TRUE(at::equal(averaged(world, Division::Shared), plain));
+    EXPECT_TRUE(at::equal(averaged(world, Division::Gathered), plain));
+  });
+}
+
 // The averages that are evaluated are none of what the program sees, or saves next.
 TEST(DividedTraining, ParametersThatAreWholeAreTheSameAfterAnEvaluationOfAverages) {
   spawn(2, [](World& world) {

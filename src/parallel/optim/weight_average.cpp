@@ -108,8 +108,7 @@ WeightAverage::Applied WeightAverage::apply() {
   if (std::ranges::any_of(weights_, &is_unsharded)) {
     throw ConfigError(
         "[weight average] apply() between an Fsdp's unshard() and reshard(): the model's "
-        "parameters, "
-        "which are whole, would keep values of their own: call it before unshard()");
+        "parameters, which are whole, would keep values of their own: call it before unshard()");
   }
   return Applied(*this);
 }
