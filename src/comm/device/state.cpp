@@ -257,6 +257,10 @@ void DeviceState::watch() {
       is_asleep_ ? changed_.wait(lock) : void(changed_.wait_for(lock, kTick));
       is_asleep_ = false;
       last_turn_ = steady_clock::now();
+      // A call may have begun, and this process been stopped, before this thread was awake.
+      for (const auto& call : calls_) {
+        if (!call->over) last_turn_ = std::min(last_turn_, call->start);
+      }
       continue;
     }
     const Calls calls = calls_;
