@@ -286,8 +286,11 @@ TEST(DividedTraining, AveragesOfTwoModelsAreAppliedAfterARunWithoutEvaluations) 
         test::train_samples(40), options);
     trainer.run();
     const auto applied = trainer.average("generator")->apply();
-    if (auto* const fsdp = trainer.fsdp("generator")) fsdp->unshard();
-    return flat(*generator).clone();
+    auto* const fsdp = trainer.fsdp("generator");
+    if (fsdp != nullptr) fsdp->unshard();
+    const at::Tensor found = flat(*generator).clone();
+    if (fsdp != nullptr) fsdp->reshard();  // before any rank's averages go
+    return found;
   };
   spawn(2, [&](World& world) {
     const at::Tensor plain = averaged(world, Division::None);
