@@ -222,35 +222,54 @@ TEST(DividedTraining, TwoModelsAreDividedApart) {
   });
 }
 
+// Two models that are trained against each other, with averages of their weights.
+struct Adversaries {
+  torch::nn::Linear generator{4, 6}, critic{6, 1};
+
+  at::Tensor made(const Batch& batch) {
+    return lockstep::call(generator, batch.data.narrow(1, 0, 4));
+  }
+  at::Tensor score(const at::Tensor& samples) { return lockstep::call(critic, samples).mean(); }
+  void update_generator(train::Step& step) {
+    step.update("generator", [this](const Batch& batch) { return -score(made(batch)); });
+  }
+  void update_critic(train::Step& step) {
+    step.update("critic", [this](const Batch& batch) {
+      return score(made(batch).detach()) - score(batch.data);
+    });
+  }
+  Trainer trainer(World& world, Division division, std::function<void(train::Step&)> step,
+                  train::Evaluation evaluation = {}) {
+    auto options = test::train_options({{"average"}});
+    options.epochs = 0;
+    options.max_steps = 3;
+    options.fsdp = divided(division);
+    options.evaluation = std::move(evaluation);
+    return {world,
+            {{.name = "generator", .model = generator}, {.name = "critic", .model = critic}},
+            std::move(step),
+            test::train_samples(40),
+            options};
+  }
+};
+
 // Each update runs the other model too, and leaves its graph without a backward() or with one that
 // is held.
 TEST(DividedTraining, TwoModelsAreEvaluatedWithTheirAverages) {
   const auto found = [](World& world, Division division) {
     seed_everything(1, world);
-    torch::nn::Linear generator(4, 6), critic(6, 1);
-    auto options = test::train_options({{"average"}});
-    options.epochs = 0;
-    options.max_steps = 3;
-    options.fsdp = divided(division);
-    const auto score = [&](const Batch& batch) {
-      const at::Tensor noise = batch.data.narrow(1, 0, 4);
-      return lockstep::call(critic, lockstep::call(generator, noise)).mean();
+    Adversaries models;
+    const auto step = [&](train::Step& now) {
+      models.update_critic(now);
+      if (now.state().step != 1) models.update_generator(now);
     };
-    options.evaluation = {.data = test::train_samples(31, 6), .every_steps = 1};
-    options.evaluation.measure = [&](const Batch& batch) {
-      return std::map<std::string, double>{{"score", score(batch).item<double>()}};
+    const auto measure = [&](const Batch& batch) {
+      return std::map<std::string, double>{
+          {"score", models.score(models.made(batch)).item<double>()}};
     };
-    Trainer trainer(
-        world, {{.name = "generator", .model = generator}, {.name = "critic", .model = critic}},
-        [&](train::Step& step) {
-          step.update("critic", [&](const Batch& batch) {
-            const at::Tensor made = lockstep::call(generator, batch.data.narrow(1, 0, 4)).detach();
-            return lockstep::call(critic, made).mean() - lockstep::call(critic, batch.data).mean();
-          });
-          if (step.state().step != 1)
-            step.update("generator", [&](const Batch& b) { return -score(b); });
-        },
-        test::train_samples(40), options);
+    Trainer trainer =
+        models.trainer(world, division, step,
+                       {.data = test::train_samples(31, 6), .every_steps = 1, .measure = measure});
     return trainer.run().state.metrics;
   };
   spawn(2, [&](World& world) {
@@ -264,31 +283,16 @@ TEST(DividedTraining, TwoModelsAreEvaluatedWithTheirAverages) {
 TEST(DividedTraining, AveragesOfTwoModelsAreAppliedAfterARunWithoutEvaluations) {
   const auto averaged = [](World& world, Division division) {
     seed_everything(1, world);
-    torch::nn::Linear generator(4, 6), critic(6, 1);
-    auto options = test::train_options({{"average"}});
-    options.epochs = 0;
-    options.max_steps = 3;
-    options.fsdp = divided(division);
-    Trainer trainer(
-        world, {{.name = "generator", .model = generator}, {.name = "critic", .model = critic}},
-        [&](train::Step& step) {
-          const auto made = [&](const Batch& batch) {
-            return lockstep::call(generator, batch.data.narrow(1, 0, 4));
-          };
-          step.update("generator", [&](const Batch& batch) {
-            return -lockstep::call(critic, made(batch)).mean();
-          });
-          step.update("critic", [&](const Batch& batch) {
-            return lockstep::call(critic, made(batch).detach()).mean() -
-                   lockstep::call(critic, batch.data).mean();
-          });
-        },
-        test::train_samples(40), options);
+    Adversaries models;
+    Trainer trainer = models.trainer(world, division, [&](train::Step& now) {
+      models.update_generator(now);
+      models.update_critic(now);
+    });
     trainer.run();
     const auto applied = trainer.average("generator")->apply();
     auto* const fsdp = trainer.fsdp("generator");
     if (fsdp != nullptr) fsdp->unshard();
-    const at::Tensor found = flat(*generator).clone();
+    const at::Tensor found = flat(*models.generator).clone();
     if (fsdp != nullptr) fsdp->reshard();  // before any rank's averages go
     return found;
   };
