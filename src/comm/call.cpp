@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -23,15 +24,8 @@ void put_text(std::array<char, N>& to, std::string_view text) {
 }
 
 flight::Operation operation_of(const Request& request) {
-  flight::Operation operation;
-  put_text(operation.what, name_of(request.what));
-  if (reduces(request.what)) {
-    const size_t length = std::strlen(operation.what.data());
-    operation.what[length] = ' ';
-    const std::string_view op = name_of(request.op);
-    std::memcpy(operation.what.data() + length + 1, op.data(),
-                std::min(op.size(), operation.what.size() - length - 2));
-  }
+  flight::Operation operation{.start_ns = flight::now_ns()};
+  put_text(operation.what, name_of(request.what, request.op));
   put_text(operation.label, request.label);
   if (request.what == Collective::Barrier) return operation;
   put_text(operation.dtype, name_of(request.dtype()));
@@ -50,10 +44,11 @@ flight::Operation operation_of(const Request& request) {
 // Records the call, when it began and that this rank waits in it.
 Work start_recorded(Transport& transport, Request&& request) {
   if (transport.size() == 1) return transport.start(std::move(request));
-  const uint32_t call = flight::begin(operation_of(request));
+  const flight::Operation operation = operation_of(request);
+  const uint32_t call = flight::begin(operation);
   request.call = call;
-  if (call == 1) log::info("first call: " + request.name());
-  const flight::Span blocked(flight::Activity::Communication, call);
+  if (call == 1) log::info(fmt::format("first call: {}", request.name()));
+  const flight::Span blocked(flight::Activity::Communication, call, operation.start_ns);
   try {
     Work work = transport.start(std::move(request));
     work.set_call(call);

@@ -79,11 +79,11 @@ Work Group::start(Request request, const CallOptions& options) const {
   if (const auto why = transport_->aborted())
     throw CommError(fmt::format("[comm] {}: {}", name_of(request.what), *why));
   request.timeout = bounded(options.timeout.value_or(transport_->timeout()));
-  request.label = options.label;
-  request.context.name = options.context.name;
+  if (!options.label.empty()) request.label = options.label;
+  if (!options.context.name.empty()) request.context.name = options.context.name;
   request.context.number = options.context.number;
   request.context.pass = options.context.pass;
-  request.advice = options.advice;
+  if (!options.advice.empty()) request.advice = options.advice;
   request.divide_by = options.divide_by;
   request.factor = options.factor;
   check_rank(request.what, request.peer, size());

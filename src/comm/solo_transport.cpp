@@ -32,7 +32,7 @@ class SoloTransport : public Transport {
   bool deterministic() const override { return true; }
   bool carries(at::Device) const override { return true; }
 
-  Work start(Request request) override {
+  Work start(Request&& request) override {
     const at::NoGradGuard no_grad;
     if (!request.inputs.empty() && !request.outputs.empty())
       assign(request.outputs.front().view({-1}), request.inputs.front().view({-1}));

@@ -108,7 +108,7 @@ std::string signature_of(const Request& request) {
                        name_of(request.dtype()), list.empty() ? std::to_string(whole.count) : list,
                        divisor_of(request), context, whole.root);
   }
-  std::string text = request.name();
+  std::string text(request.name());
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
   if (!context.empty() && !is_message) text += " " + context;
   if (request.what == Collective::Barrier) return text;

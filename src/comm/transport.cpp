@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <numeric>
 
 namespace lockstep::comm {
@@ -56,6 +57,23 @@ std::string_view name_of(ReduceOp op) {
       return "premul";
   }
   return "?";
+}
+
+std::string_view name_of(Collective what, ReduceOp op) {
+  if (!reduces(what)) return name_of(what);
+  constexpr size_t kOps = static_cast<size_t>(ReduceOp::PreMulSum) + 1;
+  using Names = std::array<std::array<std::string, kOps>, 3>;
+  static const Names names = [] {
+    Names all;
+    for (size_t i = 0; i < all.size(); ++i) {
+      for (size_t j = 0; j < kOps; ++j) {
+        all[i][j] = fmt::format("{} {}", name_of(static_cast<Collective>(i)),
+                                name_of(static_cast<ReduceOp>(j)));
+      }
+    }
+    return all;
+  }();
+  return names[static_cast<size_t>(what)][static_cast<size_t>(op)];
 }
 
 std::string_view name_of(at::ScalarType dtype) {
@@ -114,13 +132,6 @@ char* data_of(const at::Tensor& tensor) {
 std::string Request::Context::text() const {
   if (number == 0) return {};
   return fmt::format("{} {}{}", name, number, pass == 0 ? "" : fmt::format(", pass {}", pass));
-}
-
-std::string Request::name() const {
-  if (step_of) return step_of->name;
-  std::string text(name_of(what));
-  if (reduces(what)) text.append(" ").append(name_of(op));
-  return text;
 }
 
 at::ScalarType Request::dtype() const {

@@ -36,6 +36,8 @@ enum class Collective : int {
 
 std::string_view name_of(Collective what);
 std::string_view name_of(ReduceOp op);
+// "all_reduce sum"; of a collective that combines nothing, its name alone.
+std::string_view name_of(Collective what, ReduceOp op);
 // "float32", as Python's torch says it.
 std::string_view name_of(at::ScalarType dtype);
 // Whether the collective combines elements.
@@ -96,8 +98,8 @@ struct Request {
   // output.
   std::vector<Range> runs = {};
 
-  // "all_reduce sum": the call, or the one it is a step of.
-  std::string name() const;
+  // "all_reduce sum": the call, or the one it is a step of. Not longer than this object.
+  std::string_view name() const { return step_of ? step_of->name : name_of(what, op); }
   // The one dtype of the call; Byte for a barrier.
   at::ScalarType dtype() const;
 };
@@ -132,7 +134,7 @@ class Transport {
   void share_lanes_of(const Transport& group) { lanes_->outer = group.lanes_; }
   // Starts the operation. May block (a transport without background progress runs it here or in
   // wait()).
-  virtual Work start(Request request) = 0;
+  virtual Work start(Request&& request) = 0;
   // Lets operations under way progress without waiting, on transports without a thread of their
   // own. Throws CommError.
   virtual void move_on() {}

@@ -51,10 +51,12 @@ template <class Finish>
 bool Pending::end(const Finish& finish) {
   if (!over_) {
     if (group_) group_->check_process("wait");
-    const flight::Span blocked(flight::Activity::Communication, call_);
+    flight::Span blocked(flight::Activity::Communication, call_);
     try {
       over_ = finish();
-      if (over_) flight::end(call_);
+      const uint64_t now = flight::now_ns();
+      if (over_) flight::end(call_, now);
+      blocked.end(now);
     } catch (...) {
       set_failed();
     }

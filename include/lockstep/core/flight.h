@@ -34,9 +34,11 @@ void attach() noexcept;
 // or busy with `activity`. Nested ones count once.
 class [[nodiscard]] Span {
  public:
-  // Begins it.
-  explicit Span(Activity activity, uint32_t call = 0) noexcept;
-  ~Span();
+  // Begins it: now, or at a time of CLOCK_MONOTONIC that has just been looked up.
+  explicit Span(Activity activity, uint32_t call = 0, uint64_t since_ns = 0) noexcept;
+  ~Span() { end(); }
+  // Ends it before its destruction, in the same way.
+  void end(uint64_t at_ns = 0) noexcept;
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
 

@@ -214,7 +214,7 @@ class DeviceTransport : public Transport {
   bool deterministic() const override { return engine_->ops->deterministic(); }
   at::Device device() const override { return state().device(); }
 
-  Work start(Request request) override;
+  Work start(Request&& request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return halves_->guarded([&] {
       const bool is_cpu = options.device().is_cpu();
@@ -264,7 +264,7 @@ class DeviceTransport : public Transport {
   const std::shared_ptr<Engine> engine_;
 };
 
-Work DeviceTransport::start(Request request) {
+Work DeviceTransport::start(Request&& request) {
   if (request.what != Collective::Send && request.what != Collective::Recv) ++collectives_;
   const at::Tensor* tensor = !request.outputs.empty()  ? &request.outputs[0]
                              : !request.inputs.empty() ? &request.inputs[0]
@@ -323,7 +323,7 @@ int64_t DeviceTransport::compare_sizes(const Request& request, const Notice& not
                .label = request.label,
                .context = request.context,
                .advice = request.advice,
-               .step_of = Request::Whole{request.name(), -1}})
+               .step_of = Request::Whole{std::string(request.name()), -1}})
       .wait();
   for (int r = 0; r < size(); ++r) {
     const auto is = all[r][rank()].item<int64_t>(), wanted = expects[r].item<int64_t>();

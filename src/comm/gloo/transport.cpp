@@ -91,7 +91,7 @@ class GlooTransport : public Transport {
   bool deterministic() const override { return !has_python_ranks(); }
   bool has_python_ranks() const override { return state_->options().peers == GlooPeers::Python; }
 
-  Work start(Request request) override;
+  Work start(Request&& request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return at::zeros(sizes, options);
   }
@@ -116,7 +116,7 @@ void GlooTransport::await(const WireWork& work, WireOperation& operation) {
   while (!state_->await(work, operation, std::chrono::steady_clock::now() + kTurn)) idle_work_();
 }
 
-Work GlooTransport::start(Request request) {
+Work GlooTransport::start(Request&& request) {
   state_->check_alive();
   const at::NoGradGuard no_grad;
   WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};

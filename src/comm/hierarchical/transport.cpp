@@ -61,7 +61,7 @@ class HostThenNet : public Transport {
   int size() const override { return layout_.size(); }
   milliseconds timeout() const override { return timeout_; }
   bool deterministic() const override { return true; }
-  Work start(Request request) override;
+  Work start(Request&& request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return levels_->guarded([&] { return levels_->host_reduce->empty(sizes, options); });
   }
@@ -137,7 +137,7 @@ class FailedWork : public Pending {
 
 // What all steps of a call show in their place. Sums for different roots differ by nothing else.
 Request::Whole whole_of(const Request& request) {
-  Request::Whole whole{.name = request.name(), .list = list_of(request)};
+  Request::Whole whole{.name = std::string(request.name()), .list = list_of(request)};
   for (const at::Tensor& tensor :
        request.what == Collective::ReduceScatter ? request.inputs : request.outputs) {
     whole.count += tensor.numel();
@@ -225,7 +225,7 @@ bool HostThenNet::on_two_levels(const Request& request) const {
   }
 }
 
-Work HostThenNet::start(Request request) {
+Work HostThenNet::start(Request&& request) {
   return levels_->guarded([&]() -> Work {
     const at::NoGradGuard no_grad;
     const bool on_two = on_two_levels(request);
@@ -289,7 +289,7 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
   if (transport != levels_->column && part.step_of->root >= 0) {
     part.step_of->root = store_.launcher_status()->number_of(layout_.members[request.peer]);
   }
-  return [transport, part = std::move(part)] { return transport->start(part); };
+  return [transport, part = std::move(part)] { return transport->start(Request(part)); };
 }
 
 // An average is divided once, between the hosts.

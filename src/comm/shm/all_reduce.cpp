@@ -82,10 +82,9 @@ class AllReduce : public Operation {
 
   void run_one_shot(Exchange& exchange) const {
     if (root_ < 0 || root_ == exchange.rank()) {
-      std::vector<const void*> sources(exchange.size());
-      for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn);
       void* target = data_.data;
-      reduce(reduction_, sources.data(), exchange.size(), &target, 1, data_.bytes / element_);
+      reduce(reduction_, exchange.slots(exchange.turn), exchange.size(), &target, 1,
+             data_.bytes / element_);
     }
     ++exchange.turn;
   }

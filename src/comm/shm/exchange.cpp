@@ -47,6 +47,9 @@ Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds t
                std::move(launcher_status), std::move(members), std::move(called),
                std::move(processes)),
       mailbox_(memory + blocks_bytes(size), channel_) {
+  for (int64_t t = 0; t < 2; ++t) {
+    for (int r = 0; r < size; ++r) all_slots_[t].push_back(slot(r, t));
+  }
   channel_.set_idle_work(
       [this] {
         return mailbox_.step() ? Idle::Moved : mailbox_.waiting() > 0 ? Idle::Waits : Idle::Nothing;

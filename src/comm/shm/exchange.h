@@ -10,6 +10,7 @@
 // call all operations progress that can, not only the one that the call waits for.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -110,6 +111,8 @@ class Exchange {
   // For operations. slot() is the chunk that `rank` staged in the current turn; result() a chunk
   // all ranks may write slices of.
   char* slot(int rank, int64_t turn) const;
+  // Of all ranks.
+  const void* const* slots(int64_t at_turn) const { return all_slots_[at_turn % 2].data(); }
   char* result(int64_t turn) const;
   int64_t turn = 0;
 
@@ -124,6 +127,7 @@ class Exchange {
   bool look(const std::shared_ptr<Started>& started);
 
   char* slots_;
+  std::array<std::vector<const void*>, 2> all_slots_;  // by turn
   Channel channel_;
   Mailbox mailbox_;
   std::function<char*(int64_t, int)> part_;

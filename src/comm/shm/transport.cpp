@@ -44,11 +44,11 @@ uint64_t hash_of(const std::vector<Piece>& pieces) {
   return hash;
 }
 
+// `to` is all zeros.
 template <size_t N>
 void set_text(char (&to)[N], std::string_view text) {
   const size_t length = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), length);
-  std::memset(to + length, 0, N - length);
+  if (length != 0) std::memcpy(to, text.data(), length);
 }
 
 // What has no room ends in a hash of it all.
@@ -143,7 +143,7 @@ class ShmTransport : public Transport {
   milliseconds timeout() const override { return options_.timeout; }
   bool deterministic() const override { return true; }
 
-  Work start(Request request) override {
+  Work start(Request&& request) override {
     if (request.what == Collective::Send || request.what == Collective::Recv)
       return start_message(std::move(request));
     std::shared_ptr<Operation> operation = operation_for(request);

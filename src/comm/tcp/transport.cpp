@@ -79,7 +79,7 @@ class TcpTransport : public Transport {
   std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
   bool deterministic() const override { return true; }
 
-  Work start(Request request) override;
+  Work start(Request&& request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return at::zeros(sizes, options);
   }
@@ -101,7 +101,7 @@ class TcpTransport : public Transport {
   const std::shared_ptr<const Direct> direct_;
 };
 
-Work TcpTransport::start(Request request) {
+Work TcpTransport::start(Request&& request) {
   state_->check_alive();
   const at::NoGradGuard no_grad;
   // What throws comes before the call is numbered: else the next one would be another on this rank

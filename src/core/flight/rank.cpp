@@ -116,8 +116,6 @@ uint32_t announce(const Operation& operation) noexcept {
   if (call == 0) ++call;  // the number of no call
   Operation& entry = own->ring[call % kOperations];
   entry = operation;
-  entry.start_ns = now_ns();
-  entry.end_ns = 0;
   own->calls.store(call, std::memory_order_release);
   return call;
 }
@@ -143,9 +141,9 @@ void number(uint32_t call, uint64_t in_group) noexcept {
   with_entry_of(call, [&](Operation& entry) { entry.number = static_cast<uint32_t>(in_group); });
 }
 
-void end(uint32_t call) noexcept {
-  with_entry_of(call, [](Operation& entry) { entry.end_ns = now_ns(); });
-  if (call != 0 && is_recording()) record_end(call);
+void end(uint32_t call, uint64_t at_ns) noexcept {
+  with_entry_of(call, [at_ns](Operation& entry) { entry.end_ns = at_ns; });
+  if (call != 0 && is_recording()) record_end(call, at_ns);
 }
 
 namespace {
@@ -163,8 +161,9 @@ std::array<uint64_t, kActivities> own_busy_ns() noexcept {
 
 void exclude_this_thread() noexcept { t_in_span = true; }
 
-Span::Span(Activity activity, uint32_t call) noexcept : activity_(activity), outermost_(false) {
-  const uint64_t now = now_ns();
+Span::Span(Activity activity, uint32_t call, uint64_t since_ns) noexcept
+    : activity_(activity), outermost_(false) {
+  const uint64_t now = since_ns != 0 ? since_ns : now_ns();
   if (!t_in_span) {
     t_in_span = true;
     since_ns_ = now;
@@ -179,9 +178,9 @@ Span::Span(Activity activity, uint32_t call) noexcept : activity_(activity), out
   own->blocked_in.store(call, std::memory_order_release);
 }
 
-Span::~Span() {
+void Span::end(uint64_t at_ns) noexcept {
   if (!outermost_ && since_ns_ == 0) return;
-  const uint64_t now = now_ns();
+  const uint64_t now = at_ns != 0 ? at_ns : now_ns();
   if (since_ns_ != 0) {
     t_in_span = false;
     g_busy_ns[static_cast<uint32_t>(activity_)].fetch_add(now - since_ns_,
@@ -189,8 +188,10 @@ Span::~Span() {
     if (is_recording()) {
       record({activity_, static_cast<uint32_t>(syscall(SYS_gettid)), since_ns_, now});
     }
+    since_ns_ = 0;
   }
   Block* const own = outermost_ ? block() : nullptr;
+  outermost_ = false;
   if (own == nullptr) return;
   Block::Busy& busy = own->busy[static_cast<uint32_t>(activity_)];
   const uint64_t since = busy.since_ns.exchange(0, std::memory_order_relaxed);

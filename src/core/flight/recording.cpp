@@ -53,7 +53,6 @@ uint32_t record_begin(const Operation& operation, uint32_t call) noexcept try {
   }
   if (g_recording_made.calls.size() < Recording::kMost) {
     g_recording_made.calls.push_back({operation, call});
-    g_recording_made.calls.back().operation.start_ns = now_ns();
     g_recording_made.calls.back().operation.end_ns = 0;
   } else {
     ++g_recording_made.left_out;
@@ -63,12 +62,12 @@ uint32_t record_begin(const Operation& operation, uint32_t call) noexcept try {
   return call;
 }
 
-void record_end(uint32_t call) noexcept try {
+void record_end(uint32_t call, uint64_t at_ns) noexcept try {
   const std::lock_guard lock(g_mutex);
   auto& calls = g_recording_made.calls;
   for (auto at = calls.rbegin(); at != calls.rend(); ++at) {
     if (at->call != call) continue;
-    if (at->operation.end_ns == 0) at->operation.end_ns = now_ns();
+    if (at->operation.end_ns == 0) at->operation.end_ns = at_ns;
     return;
   }
 } catch (const std::exception&) {

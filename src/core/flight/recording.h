@@ -43,6 +43,6 @@ void record(const RecordedSpan& span) noexcept;
 // `call` is the launcher's number for it, 0 where there is no launcher. Returns the number that
 // record_end() knows it by.
 uint32_t record_begin(const Operation& operation, uint32_t call) noexcept;
-void record_end(uint32_t call) noexcept;
+void record_end(uint32_t call, uint64_t at_ns) noexcept;
 
 }  // namespace lockstep::flight
