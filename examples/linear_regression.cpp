@@ -85,6 +85,7 @@ int main(int argc, char** argv) {
   return example::run(app, argc, argv, [&] {
     const World world = World::from_env();
     const lockstep::data::SyntheticRegression samples(10'000, {.seed = options.seed});
+    example::check_batch_size(options.batch_size, world.size(), samples.size(), "samples");
     Result alone{};
     if (compare) {
       if (world.is_main()) {

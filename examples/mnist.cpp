@@ -55,11 +55,7 @@ std::unique_ptr<torch::optim::Optimizer> make_adam(Net& net, at::Device device, 
 
 Training train(const World& world, Net net, const Options& options) {
   const FashionMnist images(options.data, Split::Train);
-  if (options.batch_size > images.size() / world.size()) {
-    throw lockstep::ConfigError("--batch-size " + std::to_string(options.batch_size) + " on " +
-                                std::to_string(world.size()) + " ranks is more than the " +
-                                std::to_string(images.size()) + " images: lower it");
-  }
+  example::check_batch_size(options.batch_size, world.size(), images.size(), "images");
   const auto device = world.device();
   lockstep::Loader loader(
       images, world, {.batch_size = options.batch_size, .seed = options.seed, .device = device});

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -45,6 +46,14 @@ inline CLI::Validator not_negative() {
         return good ? std::string() : "has to be a number, 0 or above, not " + text;
       },
       "");
+}
+
+// Throws ConfigError for batches of all ranks together that are larger than the data.
+inline void check_batch_size(int64_t batch_size, int ranks, int64_t samples, const char* what) {
+  if (batch_size <= samples / ranks) return;
+  throw lockstep::ConfigError("--batch-size " + std::to_string(batch_size) + " on " +
+                              std::to_string(ranks) + " ranks is more than the " +
+                              std::to_string(samples) + " " + what + ": lower it");
 }
 
 // --batch-size and --lr, into members of these names: batch_size and learning_rate.

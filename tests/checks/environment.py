@@ -9,7 +9,7 @@ import sys
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 CALL = re.compile(r"\b(?:env_text|env_int|getenv|setenv|unsetenv|required|env_number)\(\s*\"([A-Za-z_0-9]+)\"")
 # A literal that is a variable's name wherever it stands, by how such names begin.
-KNOWN = re.compile(r"\"((?:LOCKSTEP|TORCHELASTIC|OMP|MASTER|WORLD|LOCAL_RANK|LOCAL_WORLD|GROUP|ROLE|SLURM|SLURMD|"
+KNOWN = re.compile(r"\"((?:LOCKSTEP|TORCH_?ELASTIC|OMP|MASTER|WORLD|LOCAL_RANK|LOCAL_WORLD|GROUP|ROLE|SLURM|SLURMD|"
                    r"PMI|PMIX|JSM|OMPI|MPI|MPIR|MV2|CUDA|CUBLAS|MKL|ONEDNN|NCCL|GLOO|ACCELERATE|FSDP|PET|LD|CONDA)"
                    r"_(?:MCA_orte_)?(?:[A-Z0-9_]*|[a-z_]*_uri))=?\"")
 

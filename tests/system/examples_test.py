@@ -314,11 +314,13 @@ def test_data_file_is_cut_inside(folder):
     check_refused(broken(folder, lambda content: gzip.compress(gzip.decompress(content)[:784 * 100], 1)), IMAGES)
 
 
-def test_mnist_refuses_batches_that_cannot_be(_):
+def test_batches_that_cannot_be_are_refused(_):
     launch(2, "mnist", "--batch-size", 0).expect(2, err=r"error on rank 0: --batch-size: has to be a number above 0")
     done = launch(2, "mnist", "--batch-size", 40000)
     done.expect(2, err=r"--batch-size 40000 on 2 ranks is more than the 60000 images")
     run(BIN / "mnist", "--batch", 64).expect(2, err=r"error: .*--batch")
+    done = launch(2, "linear_regression", "--batch-size", 5001)
+    done.expect(2, err=r"--batch-size 5001 on 2 ranks is more than the 10000 samples")
 
 
 def test_contradicting_environment(_):

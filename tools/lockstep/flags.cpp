@@ -111,6 +111,33 @@ const std::map<std::string, std::string>& flags_of_others() {
   return flags;
 }
 
+// The same of flags that begin alike, in accelerate's spelling; "" for others.
+std::string about_family(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  static constexpr std::pair<const char*, const char*> kFamilies[] = {
+      {"__fp8_", "fp8 is not supported: --mixed_precision takes no, fp16 and bf16"},
+      {"__dynamo_", "it is about Python programs"},
+      {"__parallelism_config_",
+       "models are divided by Fsdp only (docs/fsdp.md); there is no tensor, context or sequence "
+       "parallelism"},
+      {"__use_parallelism_config",
+       "models are divided by Fsdp only (docs/fsdp.md); there is no tensor, context or sequence "
+       "parallelism"},
+      {"__deepspeed_",
+       "DeepSpeed is not supported: Fsdp and ZeroOptimizer shard what its stages "
+       "shard (docs/fsdp.md)"},
+      {"__megatron_lm_", "Megatron is not supported"},
+      {"__use_megatron_lm", "Megatron is not supported"},
+      {"__mpirun_hostfile",
+       "mpirun PROGRAM starts a program without a launcher (docs/launching.md, Started by others)"},
+      {"__tpu", "TPUs are not supported"},
+  };
+  for (const auto& [family, reason] : kFamilies) {
+    if (name.starts_with(family)) return reason;
+  }
+  return "";
+}
+
 CLI::Validator validator(std::function<bool(const std::string&)> is_good, const std::string& what) {
   return CLI::Validator(
       [is_good = std::move(is_good), what](std::string& text) {
@@ -275,6 +302,9 @@ void refuse_flag(const CLI::App& command, const std::string& word, const std::st
                     fmt::format(fmt::runtime(found->second), value, command.get_name())));
   };
   const std::string meant = meant_by(command, word, next);
+  if (const std::string reason = about_family(name); !reason.empty() && !meant.starts_with(':')) {
+    throw ConfigError(fmt::format("[{}] {}: {}", command.get_name(), name, reason));
+  }
   if (!meant.starts_with(':')) {
     const std::string value = equals == word.npos ? next : word.substr(equals + 1);
     refuse_as(name, number_of(value) ? value : "N");

@@ -35,9 +35,10 @@ enum class DeviceKind {
 
 // How the ranks of a job find each other. An environment variable that is set overrides its option.
 struct WorldOptions {
-  // LOCKSTEP_BACKEND (auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc) overrides it.
+  // LOCKSTEP_BACKEND (shm, tcp, gloo, host-then-net, nccl, cuda_ipc; auto is as not set) overrides
+  // it.
   Backend backend = Backend::Auto;
-  // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. The same on all ranks.
+  // LOCKSTEP_DEVICE (cpu, cuda; auto is as not set) overrides it. The same on all ranks.
   DeviceKind device = DeviceKind::Auto;
   // How long a rank waits for the others before the wait fails (CallOptions::timeout says what
   // counts as a wait). LOCKSTEP_TIMEOUT (seconds) overrides it.

@@ -119,10 +119,9 @@ const Seen* find(const std::vector<Seen>& ranks, int rank) {
 }
 
 // The rank's own failure message, on one line.
-std::string words_of(const Outcome& outcome, int rank) {
-  const Seen* seen = find(outcome.seen, rank);
-  if (seen == nullptr || !seen->log.failure) return "";
-  std::string text = seen->log.failure->text;
+std::string words_of(const Outcome& outcome, const RankEnd& end) {
+  const Seen* seen = find(outcome.seen, end.rank);
+  std::string text = seen == nullptr || !seen->log.failure ? end.error : seen->log.failure->text;
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
@@ -296,7 +295,7 @@ std::vector<std::string> report(const Outcome& outcome) {
   Places places;
   std::string advice;
   for (const RankEnd& end : outcome.ends) {
-    const std::string words = words_of(outcome, end.rank);
+    const std::string words = words_of(outcome, end);
     if (end.rank == outcome.cause) {
       lines.push_back(fmt::format("{}rank {} failed first: it {} after {:.2f} s (pid {})",
                                   early_exits(outcome, end.rank), end.rank,

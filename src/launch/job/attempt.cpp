@@ -134,7 +134,7 @@ Child Starter::start(int local) {
   variables[flight::kVariable] = std::to_string(flight_.fd());
   if (files_[static_cast<size_t>(local)].has_folder) {
     variables["TORCHELASTIC_ERROR_FILE"] =
-        session_.logs.of_rank(plan_.restarts, local) + "/error.json";
+        session_.logs.of_rank(plan_.restarts, local) + Logs::kError;
   }
   ChildSpec spec;
   spec.path = session_.program;

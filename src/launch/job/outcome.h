@@ -29,7 +29,8 @@ struct RankEnd {
   int wait_status = 0;
   std::chrono::steady_clock::duration ran{};
   Push push = Push::None;
-  uint64_t at_ns = 0;  // CLOCK_MONOTONIC: when it was seen
+  uint64_t at_ns = 0;      // CLOCK_MONOTONIC: when it was seen
+  std::string error = {};  // in its error file, where its flight recorder holds none
 };
 
 struct Outcome {

@@ -7,6 +7,7 @@
 #include "launch/job/attempt.h"
 #include "launch/job/program.h"
 #include "launch/job/restarts.h"
+#include "launch/output/logs.h"
 #include "launch/process/environment.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/meeting.h"
@@ -107,7 +108,10 @@ std::string describe_environment(const Options& given) {
   plan.master_port = listen_on_loopback(options.master_port).port;
   std::string text;
   for (int rank = 0; rank < options.ranks; ++rank) {
-    for (const auto& [name, value] : rank_variables(options, plan, rank)) {
+    auto variables = rank_variables(options, plan, rank);
+    // The folder's name is not known before it is made.
+    if (Logs::are_asked_for(options)) variables.erase("TORCHELASTIC_ERROR_FILE");
+    for (const auto& [name, value] : variables) {
       text += fmt::format("rank {}: {}={}\n", rank, name, value);
     }
   }

@@ -313,6 +313,12 @@ void WorkerGroup::conclude() {
     outcome_.out_of_memory = *out_of_memory - *out_of_memory_before_;
   }
   const LastWords words(session_, first_rank_, restarts_);
+  for (RankEnd& end : outcome_.ends) {
+    const Seen& seen = outcome_.seen[static_cast<size_t>(end.rank - first_rank_)];
+    const bool is_fine = is_success(end.wait_status) || is_requeue(end.wait_status);
+    const bool by_itself = end.push == Push::None && !is_fine;
+    if (by_itself && !seen.log.failure) end.error = words.error_of(end.rank);
+  }
   if (outcome_.cause && outcome_.exit_code() == 127) {  // of the dynamic linker, most often
     const std::string last = words.of(*outcome_.cause);
     outcome_.could_not_map = last.find("failed to map segment") != std::string::npos ||

@@ -31,23 +31,26 @@ class File {
   File(std::string name, Accelerate& into) : name_(std::move(name)), into_(into) {}
 
   void read(const YAML::Node& root);
+  void read_fsdp(const YAML::Node& node) const;
 
  private:
   using Reader = std::function<void(const YAML::Node&)>;
   using Readers = std::map<std::string, Reader>;
 
   [[noreturn]] void fail(const YAML::Node& at, const std::string& text) const {
-    throw ConfigError(fmt::format("[accelerate] {}:{}: {}", name_, at.Mark().line + 1, text));
+    const std::string line = at.Mark().is_null() ? "" : fmt::format(":{}", at.Mark().line + 1);
+    throw ConfigError(fmt::format("[accelerate] {}{}: {}", name_, line, text));
   }
   // Calls each key's reader; `shorten` makes of a key what the readers are listed under.
   void read_keys(const YAML::Node& map, const Readers& readers,
                  const std::function<std::string(std::string)>& shorten) const;
 
   std::string text(const std::string& key, const YAML::Node& node) const;
+  // Words with commas between them, or a list of words.
+  std::string list(const std::string& key, const YAML::Node& node) const;
   std::string one_of(const std::string& key, const YAML::Node& node, const Words& values) const;
   int number(const std::string& key, const YAML::Node& node, int low, int high) const;
   bool flag(const std::string& key, const YAML::Node& node) const;
-  void read_fsdp(const YAML::Node& node) const;
   void read_ipex(const YAML::Node& node) const;
 
   Reader into_text(const std::string& key, std::string& value) const;
@@ -80,6 +83,13 @@ void File::read_keys(const YAML::Node& map, const Readers& readers,
 std::string File::text(const std::string& key, const YAML::Node& node) const {
   if (!node.IsScalar()) fail(node, fmt::format("{} has to be a text", key));
   return node.Scalar();
+}
+
+std::string File::list(const std::string& key, const YAML::Node& node) const {
+  if (!node.IsSequence()) return text(key, node);
+  Words words;
+  for (const auto& word : node) words.push_back(text(key, word));
+  return fmt::format("{}", fmt::join(words, ","));
 }
 
 std::string File::one_of(const std::string& key, const YAML::Node& node,
@@ -182,7 +192,8 @@ void File::read_fsdp(const YAML::Node& map) const {
       word("state_dict_type", {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"}),
       // true, false, or a strategy's name where version 1 is meant.
       any("reshard_after_forward", "reshard_after_forward"),
-      any("transformer_layer_cls_to_wrap", "transformer_cls_to_wrap"),
+      take("transformer_layer_cls_to_wrap", "transformer_cls_to_wrap",
+           [this](const YAML::Node& n) { return list("transformer_layer_cls_to_wrap", n); }),
       any("ignored_modules", "ignored_modules"),
       yes_no("forward_prefetch", "forward_prefetch"),
       yes_no("offload_params", "offload_params"),
@@ -282,6 +293,12 @@ Accelerate parse_accelerate(const std::string& text, const std::string& name) {
     throw ConfigError(fmt::format("[accelerate] {}:{}: {}", name, error.mark.line + 1, error.msg));
   }
   return settings;
+}
+
+void Accelerate::set_fsdp(const std::string& key, const std::string& value) {
+  YAML::Node map;
+  map[key] = value;
+  File("--fsdp_" + key, *this).read_fsdp(map);
 }
 
 Accelerate read_accelerate(const std::string& path) {

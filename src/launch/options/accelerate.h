@@ -18,6 +18,10 @@ struct Accelerate {
   // What the file says that has no meaning here, one line each, to be said once.
   std::vector<std::string> remarks;
 
+  // A setting of fsdp_config, as the flag --fsdp_KEY gives it. Throws ConfigError that names the
+  // flag.
+  void set_fsdp(const std::string& key, const std::string& value);
+
   // The flags of `lockstep run` that start the same job: "--nproc-per-node" -> "2". Throws
   // ConfigError for settings that contradict each other.
   std::map<std::string, std::string> flags() const;

@@ -1,4 +1,4 @@
-// Launchers that mpirun has started, or that run in a job of PBS or LSF.
+// Launchers that mpirun has started, in pods of Kubernetes, or in a job of PBS or LSF.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/network/address.h"
 #include "core/place/sources.h"
 #include "launch/rendezvous/rendezvous.h"
 #include "lockstep/core/environment.h"
@@ -20,7 +21,40 @@ size_t different_words(std::istream&& text) {
   return words.size();
 }
 
+// The number of pods of a training operator, each of which has one launcher; 1 where the variables
+// are not its, or those of a rank.
+int pods() {
+  for (const char* name : {"RANK", "MASTER_ADDR", "MASTER_PORT"}) {
+    if (!env_text(name)) return 1;
+  }
+  if (env_text("LOCAL_RANK")) return 1;
+  return static_cast<int>(env_int("WORLD_SIZE", 1, kMostRanks).value_or(1));
+}
+
+bool has_token() { return env_text("LOCKSTEP_TOKEN") || env_text("LOCKSTEP_TOKEN_FILE"); }
+
 }  // namespace
+
+std::optional<Rendezvous> Rendezvous::from_pods() {
+  const int count = pods();
+  if (count == 1 || !has_token()) return std::nullopt;
+  Rendezvous rendezvous;
+  rendezvous.set_nodes(std::to_string(count));
+  rendezvous.node_rank = required("RANK", "WORLD_SIZE", 0, count - 1);
+  const auto port = static_cast<uint16_t>(required("MASTER_PORT", "MASTER_ADDR", 1, 65535));
+  rendezvous.endpoint = Endpoint::parse("MASTER_ADDR", *env_text("MASTER_ADDR"), port).text();
+  return rendezvous;
+}
+
+std::string remark_on_pods() {
+  const int count = pods();
+  if (count == 1 || has_token()) return "";
+  return fmt::format(
+      "RANK={} and WORLD_SIZE={} without LOCAL_RANK are those of a pod of Kubernetes' training "
+      "operator: all ranks start on this host; with LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE in every "
+      "pod their launchers run one job (--standalone: as meant)",
+      *env_text("RANK"), count);
+}
 
 std::string remark_on_pbs_and_lsf() {
   if (env_text("RANK") || env_text("SLURM_JOB_ID")) return "";

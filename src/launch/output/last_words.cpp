@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
@@ -23,24 +25,42 @@ constexpr size_t kMostLines = 10;
 // A file system that takes longer is stuck, and the report does without the file.
 constexpr auto kPatience = std::chrono::milliseconds(300);
 
-std::string read_end(const std::string& path) {
+// An error file that is longer is none.
+constexpr size_t kMostError = 1 << 20;
+// Of an error, in the report.
+constexpr size_t kMostWords = 1000;
+
+std::string read_end(const std::string& path, size_t most) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return "";  // a pipe would not end
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return "";
   const std::streamoff size = file.tellg();
-  file.seekg(
-      std::max<std::streamoff>(0, size - static_cast<std::streamoff>(LogMultiplexer::kLastWords)));
+  file.seekg(std::max<std::streamoff>(0, size - static_cast<std::streamoff>(most)));
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The message of torchrun's error file, {"message": {"message": ..., "extraInfo": {...}}} or
+// {"message": ...}; empty for what is none.
+std::string message_in(const std::string& text) {
+  const auto error = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!error.is_object() || !error.contains("message")) return "";
+  const auto& outer = error["message"];
+  const bool is_nested = outer.is_object() && outer.contains("message");
+  const auto& message = is_nested ? outer["message"] : outer;
+  return message.is_string() ? message.get<std::string>().substr(0, kMostWords) : "";
 }
 
 }  // namespace
 
 // On a thread of its own: this one sends heartbeats.
-std::string LastWords::end_of(const std::string& path) const {
+std::string LastWords::end_of(const std::string& path, size_t most) const {
   if (stalled_) return "";
   const auto promise = std::make_shared<std::promise<std::string>>();
   auto words = promise->get_future();
   try {
-    thread_without_signals([promise, path] { promise->set_value(read_end(path)); }).detach();
+    const auto read = [promise, path, most] { promise->set_value(read_end(path, most)); };
+    thread_without_signals(read).detach();
   } catch (const std::system_error&) {
     promise->set_value("");
   }
@@ -60,7 +80,14 @@ std::string LastWords::file_of(int rank) const {
 }
 
 std::string LastWords::of(int rank) const {
-  return is_redirected(rank) ? end_of(file_of(rank)) : session_.output.last_words(rank);
+  return is_redirected(rank) ? end_of(file_of(rank), LogMultiplexer::kLastWords)
+                             : session_.output.last_words(rank);
+}
+
+std::string LastWords::error_of(int rank) const {
+  if (!session_.logs.is_on()) return "";
+  return message_in(
+      end_of(session_.logs.of_rank(restarts_, rank - first_rank_) + Logs::kError, kMostError));
 }
 
 std::vector<std::string> LastWords::unseen(int rank) const {

@@ -18,6 +18,9 @@ class LastWords {
   // The end of the rank's stderr, from its file or from what passed the launcher; empty when it did
   // neither.
   std::string of(int rank) const;
+  // The message in the error file that the rank's program has written itself, as torchrun's workers
+  // do; empty without one.
+  std::string error_of(int rank) const;
   // The lines that quote it where the user has not seen it: in a file only, or not shown.
   std::vector<std::string> unseen(int rank) const;
   // Hands failure.txt to `output`, which says where it is, or why it is not.
@@ -26,7 +29,7 @@ class LastWords {
  private:
   bool is_redirected(int rank) const;
   std::string file_of(int rank) const;
-  std::string end_of(const std::string& path) const;
+  std::string end_of(const std::string& path, size_t most) const;
 
   const Session& session_;
   const int first_rank_, restarts_;

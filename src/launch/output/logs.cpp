@@ -35,8 +35,12 @@ void make(const Options& options, const std::string& path) {
 
 }  // namespace
 
+bool Logs::are_asked_for(const Options& options) {
+  return !options.log_dir.empty() || !options.redirects.is_empty() || !options.tee.is_empty();
+}
+
 Logs::Logs(const Options& options) {
-  if (options.log_dir.empty() && options.redirects.is_empty() && options.tee.is_empty()) return;
+  if (!are_asked_for(options)) return;
   std::string parent = options.log_dir;
   if (parent.empty()) {
     parent = env_text("TMPDIR").value_or("/tmp");

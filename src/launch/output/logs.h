@@ -12,6 +12,7 @@ namespace lockstep::launch {
 
 class Logs {
  public:
+  static bool are_asked_for(const Options& options);
   // Makes the job's folder when the options ask for files: below --log-dir, or below TMPDIR when
   // only --redirects or --tee was given. Its name is absolute. Throws ConfigError when it cannot.
   explicit Logs(const Options& options);
@@ -36,6 +37,7 @@ class Logs {
   // Below of_rank().
   static constexpr const char* kOut = "/stdout.log";
   static constexpr const char* kErr = "/stderr.log";
+  static constexpr const char* kError = "/error.json";
 
  private:
   std::string folder_;

@@ -16,12 +16,10 @@ namespace {
 
 // An outer launcher's, which would be wrong here: with its store rank 0 would not listen, its error
 // file is its own. And the job's token, which ranks do not need.
-constexpr std::array<std::string_view, 10> kStale = {
-    "LOCKSTEP_COLUMNS",        "LOCKSTEP_CONTROL_FD",
-    "LOCKSTEP_FLIGHT_FD",      "LOCKSTEP_JOB_KEY",
-    "LOCKSTEP_MASTER_PORT",    "LOCKSTEP_STORE_FD",
-    "LOCKSTEP_TOKEN",          "LOCKSTEP_TOKEN_FILE",
-    "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"};
+constexpr std::array<std::string_view, 9> kStale = {
+    "LOCKSTEP_COLUMNS", "LOCKSTEP_CONTROL_FD",  "LOCKSTEP_FLIGHT_FD",
+    "LOCKSTEP_JOB_KEY", "LOCKSTEP_MASTER_PORT", "LOCKSTEP_STORE_FD",
+    "LOCKSTEP_TOKEN",   "LOCKSTEP_TOKEN_FILE",  "TORCHELASTIC_USE_AGENT_STORE"};
 
 }  // namespace
 
@@ -49,6 +47,7 @@ Variables rank_variables(const Options& options, const Plan& plan, int local) {
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(plan.restarts)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan.max_restarts)},
       {"TORCHELASTIC_RUN_ID", options.run_id},
+      {"TORCHELASTIC_ERROR_FILE", ""},  // as torchrun has it where there are no files
   };
   for (const auto& [name, value] : options.environment) {
     const auto own = env_text(name.c_str());

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <set>
 
 namespace lockstep::launch {
 namespace {
@@ -12,6 +14,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kMostNodes = 50'000;  // whose order fits into a message
+// After how many intervals without a heartbeat torchrun takes a host for lost.
+constexpr int kHeartbeats = 3, kMostHeartbeats = 1'000'000;
 
 std::optional<int> number_of(std::string_view text) {
   int value = 0;
@@ -51,6 +55,10 @@ void Rendezvous::set_nodes(std::string_view text) {
 }
 
 void Rendezvous::set_conf(std::string_view text) {
+  // Of torchrun's rendezvous over a store, which launchers do without.
+  const std::set<std::string_view> needless = {"close_timeout", "cas_backoff_max_seconds"};
+  std::optional<int> attempts;
+  bool has_interval = false, has_heartbeat = false;
   const std::map<std::string_view, milliseconds*> times = {
       {"join_timeout", &join_timeout},           {"timeout", &join_timeout},
       {"last_call_timeout", &last_call_timeout}, {"heartbeat_timeout", &heartbeat_timeout},
@@ -69,6 +77,24 @@ void Rendezvous::set_conf(std::string_view text) {
     const std::string value(pair.substr(equals + 1));
     if (const auto time = times.find(key); time != times.end()) {
       *time->second = seconds_of(key, value);
+      has_interval = has_interval || time->second == &keep_alive_interval;
+      has_heartbeat = has_heartbeat || time->second == &heartbeat_timeout;
+    } else if (needless.contains(key)) {
+      static_cast<void>(seconds_of(key, value));
+    } else if (key == "keep_alive_max_attempt") {
+      attempts = number_of(value);
+      if (!attempts || *attempts < 1 || *attempts > kMostHeartbeats) {
+        throw ConfigError(
+            fmt::format("[run] --rdzv-conf keep_alive_max_attempt={}: give a number from 1 to {}",
+                        value, kMostHeartbeats));
+      }
+    } else if (key == "store_type") {
+      if (value != "tcp") {
+        throw ConfigError(
+            fmt::format("[run] --rdzv-conf store_type={} is not supported: launchers meet over the "
+                        "network (what works: tcp)",
+                        value));
+      }
     } else if (key == "tls") {
       tls = flag_of(key, value);
     } else if (key == "same_command") {
@@ -83,9 +109,13 @@ void Rendezvous::set_conf(std::string_view text) {
       throw ConfigError(
           fmt::format("[run] --rdzv-conf {}: unknown; known are join_timeout (timeout), "
                       "last_call_timeout, heartbeat_timeout (read_timeout), keep_alive_interval, "
-                      "rejoin_timeout, tls, same_command, is_host, rank",
+                      "keep_alive_max_attempt, rejoin_timeout, tls, same_command, is_host, rank",
                       key));
     }
+  }
+  if (!has_heartbeat && (attempts || has_interval)) {
+    const auto silence = keep_alive_interval * attempts.value_or(kHeartbeats);
+    heartbeat_timeout = attempts ? silence : std::max(heartbeat_timeout, silence);
   }
   if (heartbeat_timeout < milliseconds(200) || keep_alive_interval < milliseconds(20) ||
       keep_alive_interval * 2 > heartbeat_timeout) {

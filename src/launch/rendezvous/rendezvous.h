@@ -45,6 +45,10 @@ struct Rendezvous {
   // nothing for a single task, and where another launcher has started this process. Throws
   // ConfigError, with what to write, when several are on one node or the job has no token.
   static std::optional<Rendezvous> from_slurm();
+  // That of the launchers in the pods of a training operator of Kubernetes, one in each: RANK and
+  // WORLD_SIZE count pods where there is no LOCAL_RANK. Nothing without a token, since a shell may
+  // have such variables of another job. Throws ConfigError for numbers that contradict each other.
+  static std::optional<Rendezvous> from_pods();
 
   // "4" or "2:4". Throws ConfigError.
   void set_nodes(std::string_view text);
@@ -59,6 +63,9 @@ std::string remark_on_slurm();
 // What to say where a Slurm task may use fewer cores than its job has on the node, and `asked`
 // (auto or cpu) was one of the `ranks` for each; else empty.
 std::string remark_on_cores(std::string_view asked, int ranks);
+// What to say of a launcher that has the variables of one of several pods, and no token; else
+// empty.
+std::string remark_on_pods();
 // As remark_on_slurm() in a job of PBS or LSF that has several hosts.
 std::string remark_on_pbs_and_lsf();
 // Throws ConfigError, with what to write, where mpirun has started several launchers: each would

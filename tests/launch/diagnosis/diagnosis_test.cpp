@@ -276,6 +276,31 @@ TEST_F(StuckTest, TheErrorFileIsTorchrunsJson) {
   EXPECT_TRUE(error["message"]["extraInfo"].contains("timestamp"));
 }
 
+TEST(Diagnosis, WhatAProgramHasWrittenIntoItsErrorFileIsQuoted) {
+  const test::Folder folder{test::Folder::On::Disk};
+  const auto run = [&](const std::string& error) {
+    return Job({"run", "--log-dir", folder.path(), "sh", "-c",
+                "printf '%s' '" + error + "' >$TORCHELASTIC_ERROR_FILE; exit 3"})
+        .wait();
+  };
+  const std::string said =
+      "exited with status 3 after .*\n.lockstep.   it said: ValueError: row 17";
+  // As torch.distributed.elastic writes it, and its short form.
+  for (const std::string error :
+       {R"({"message": {"message": "ValueError: row 17", "extraInfo": {"timestamp": "1"}}})",
+        R"({"message": "ValueError: row 17", "timestamp": 1})"}) {
+    const Result result = run(error);
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.err, ContainsRegex(said));
+  }
+  for (const std::string damaged : {R"({"message": {"mess)", "[1]", R"({"message": 7})", ""}) {
+    const Result result = run(damaged);
+    EXPECT_EQ(result.exit_code, 3) << damaged;
+    EXPECT_THAT(result.err, HasSubstr("rank 0 failed first: it exited with status 3"));
+    EXPECT_THAT(result.err, Not(HasSubstr("it said")));
+  }
+}
+
 TEST(Diagnosis, LastWordsAreOnThePage) {
   const test::Folder folder{test::Folder::On::Disk};
   const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder.path(), "sh", "-c",

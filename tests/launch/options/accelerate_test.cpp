@@ -256,6 +256,44 @@ TEST_F(AccelerateJob, ItsFlagsWorkWithoutAFile) {
   EXPECT_THAT(result.out, HasSubstr("[rank 1] 2 3 fp16")) << result.err;
 }
 
+TEST_F(AccelerateJob, FlagsOfFsdpAreThoseOfTheFile) {
+  const auto run = [](std::vector<std::string> flags, Settings settings = {}) {
+    flags.insert(flags.begin(), {"run", "--num_processes=1"});
+    flags.insert(flags.end(), {"sh", "-c",
+                               "echo $ACCELERATE_USE_FSDP $FSDP_SHARDING_STRATEGY "
+                               "$FSDP_TRANSFORMER_CLS_TO_WRAP $FSDP_OFFLOAD_PARAMS"});
+    return Job(flags, settings).wait();
+  };
+  EXPECT_EQ(run({"--use_fsdp", "--fsdp_sharding_strategy", "2",
+                 "--fsdp_transformer_layer_cls_to_wrap=Block", "--fsdp-offload-params=True"})
+                .out,
+            "true SHARD_GRAD_OP Block true\n");
+  // Over the file and the environment.
+  const std::string path = file(
+      "distributed_type: FSDP\nnum_processes: 1\nfsdp_config:\n  fsdp_offload_params: true\n"
+      "  fsdp_sharding_strategy: NO_SHARD\n  transformer_layer_cls_to_wrap: [Block, Layer]\n");
+  EXPECT_EQ(run({"--config_file", path, "--fsdp_sharding_strategy=FULL_SHARD"},
+                {.environment = {{"FSDP_SHARDING_STRATEGY", "HYBRID_SHARD"}}})
+                .out,
+            "true FULL_SHARD Block,Layer true\n");
+  const Result wrong = run({"--use_fsdp", "--fsdp_sharding_strategy=FULL"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--fsdp_sharding_strategy: sharding_strategy: 'FULL' is none "
+                                   "of FULL_SHARD"));
+  const Result alone = run({"--fsdp_min_num_params=1000"});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.err, HasSubstr("--fsdp_min_num_params without --use_fsdp"));
+}
+
+TEST_F(AccelerateJob, DebugAndQuietAreKnown) {
+  const auto run = [](const char* flag) {
+    return Job({"run", flag, "sh", "-c", "echo x $ACCELERATE_DEBUG_MODE"}).wait().out;
+  };
+  EXPECT_EQ(run("--debug"), "x true\n");
+  EXPECT_EQ(run("--quiet"), "x\n");
+  EXPECT_EQ(run("-q"), "x\n");
+}
+
 TEST_F(AccelerateJob, AMissingFileIsNamed) {
   const Result result = Job({"run", "--config_file", "/no/such.yaml", "true"}).wait();
   EXPECT_EQ(result.exit_code, 2);

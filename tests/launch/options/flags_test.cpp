@@ -34,6 +34,9 @@ TEST(Flags, NoValue) {
   expect_usage_error({"run", "--nproc-per-node"}, "--nproc-per-node");
   // What follows is not taken for it.
   expect_usage_error({"run", "--log-dir=", "--tee=3", "true"}, "--log-dir= has no value");
+  expect_usage_error({"run", "--log-dir", "--tee", "3", "true"},
+                     "--log-dir has no value: --tee follows, which is a flag itself");
+  expect_usage_error({"run", "--role", "--tee=3", "true"}, "--role has no value");
 }
 TEST(Flags, WrongCounts) {
   for (const std::string count : {"0", "-1", "two", "1.5", "", "99999999999"}) {
@@ -112,6 +115,32 @@ TEST(Flags, VariablesStandInForThem) {
       Job({"run", "echo", "x"}, {.environment = {{"PET_NPROC_PER_NODE", "3"}}}).wait();
   EXPECT_EQ(lines_of(result.out).size(), 3u);
 }
+TEST(Flags, TrainingOperatorsAndTorchHaveVariablesOfTheirOwn) {
+  const Result ranks = Job({"run", "echo", "x"},
+                           {.environment = {{"PET_N_PROC_PER_NODE", "3"}, {"PET_STANDALONE", ""}}})
+                           .wait();
+  EXPECT_EQ(lines_of(ranks.out).size(), 3u) << ranks.err;
+  const Result wrong =
+      Job({"run", "true"}, {.environment = {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x"}}}).wait();
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--shutdown-timeout: 'x': give seconds"));
+}
+TEST(Flags, TorchrunsKeysOfTheRendezvousAreKnown) {
+  const auto run = [](const std::string& conf) {
+    return Job({"run", "--rdzv-conf=" + conf, "echo", "x"}).wait();
+  };
+  for (const std::string conf :
+       {"close_timeout=30,cas_backoff_max_seconds=0.0,store_type=tcp",
+        "keep_alive_interval=5,keep_alive_max_attempt=3", "keep_alive_interval=5"}) {
+    EXPECT_EQ(run(conf).out, "x\n") << run(conf).err;
+  }
+  expect_usage_error({"run", "--rdzv-conf=store_type=file", "true"}, "what works: tcp");
+  expect_usage_error({"run", "--rdzv-conf=close_timeout=soon", "true"}, "give seconds");
+  expect_usage_error({"run", "--rdzv-conf=keep_alive_max_attempt=0", "true"},
+                     "give a number from 1");
+  expect_usage_error({"run", "--rdzv-conf=keep_alive_max_attempt=1", "true"},
+                     "two heartbeats within the timeout");
+}
 TEST(Flags, VariablesStandInForThoseWithoutAValueToo) {
   const auto run = [](const char* name, const char* value, std::vector<std::string> flags = {}) {
     std::vector<std::string> args = {"run"};
@@ -177,7 +206,7 @@ TEST(Flags, ThoseOfMpirunSayWhatToWrite) {
   expect_usage_error({"run", "--hostfile=hosts", "true"}, "--nnodes");
   expect_usage_error({"run", "-x", "A=1", "true"}, "the launcher's environment");
   expect_usage_error({"run", "--oversubscribe", "true"}, "leave it out");
-  expect_usage_error({"run", "-q", "true"}, "unknown flag -q (lockstep run --help)");
+  expect_usage_error({"run", "-y", "true"}, "unknown flag -y (lockstep run --help)");
 }
 TEST(Flags, ThoseOfAccelerateThatAreNotTheLaunchersSayWhose) {
   expect_usage_error({"run", "--num_gpus", "2", "true"}, "write --nproc-per-node 2");
@@ -188,6 +217,11 @@ TEST(Flags, ThoseOfAccelerateThatAreNotTheLaunchersSayWhose) {
   expect_usage_error({"train", "run.yaml", "--gradient_accumulation_steps=4"},
                      "write --set training.gradient_accumulation_steps=4");
   expect_usage_error({"run", "--enable_cpu_affinity", "true"}, "write --bind numa");
+  expect_usage_error({"run", "--fp8_backend=te", "true"}, "--fp8_backend: fp8 is not supported");
+  expect_usage_error({"run", "--dynamo_backend", "inductor", "true"}, "about Python programs");
+  expect_usage_error({"run", "--parallelism-config-tp-size=2", "true"}, "divided by Fsdp only");
+  expect_usage_error({"run", "--use_megatron_lm", "true"}, "Megatron is not supported");
+  expect_usage_error({"run", "--mpirun_hostfile", "hosts", "true"}, "without a launcher");
 }
 TEST(Flags, AWrongNumberIsToldWhatItMayBe) {
   expect_usage_error({"run", "--max-restarts", "x", "true"},

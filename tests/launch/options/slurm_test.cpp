@@ -172,6 +172,39 @@ TEST_F(SlurmTest, AJobOfPbsOrLsfWithSeveralHostsIsToldThatItStartsOnOne) {
               HasSubstr("this job has 3 hosts (LSB_HOSTS)"));
 }
 
+TEST_F(SlurmTest, LaunchersInPodsOfATrainingOperatorRunOneJob) {
+  variables_ = {{"RANK", "1"},
+                {"WORLD_SIZE", "3"},
+                {"MASTER_ADDR", "train-master-0"},
+                {"MASTER_PORT", "23456"},
+                {"LOCKSTEP_TOKEN", "0123456789abcdef"},
+                {"LOCAL_RANK", ""}};
+  found();
+  const auto rendezvous = Rendezvous::from_pods();
+  ASSERT_TRUE(rendezvous.has_value());
+  EXPECT_EQ(rendezvous->min_nodes, 3);
+  EXPECT_EQ(rendezvous->max_nodes, 3);
+  EXPECT_EQ(rendezvous->node_rank, 1);
+  EXPECT_EQ(rendezvous->endpoint, "train-master-0:23456");
+  EXPECT_EQ(remark_on_pods(), "");
+  // Without a secret they cannot, and are told so.
+  variables_["LOCKSTEP_TOKEN"] = "";
+  found();
+  EXPECT_FALSE(Rendezvous::from_pods().has_value());
+  EXPECT_THAT(remark_on_pods(),
+              HasSubstr("RANK=1 and WORLD_SIZE=3 without LOCAL_RANK are those of a pod"));
+  // A rank of another launcher.
+  variables_["LOCKSTEP_TOKEN"] = "0123456789abcdef";
+  variables_["LOCAL_RANK"] = "0";
+  found();
+  EXPECT_FALSE(Rendezvous::from_pods().has_value());
+  EXPECT_EQ(remark_on_pods(), "");
+  variables_["LOCAL_RANK"] = "";
+  variables_["RANK"] = "3";
+  found();
+  EXPECT_THROW(Rendezvous::from_pods(), ConfigError);
+}
+
 TEST_F(SlurmTest, WhatAnInnerLauncherHasStartedIsNoTask) {
   variables_["OMPI_COMM_WORLD_RANK"] = "0";
   EXPECT_FALSE(found().has_value());

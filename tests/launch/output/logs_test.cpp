@@ -73,7 +73,8 @@ class LogsTest : public ::testing::Test {
 };
 
 TEST_F(LogsTest, NoFilesUnlessAskedFor) {
-  EXPECT_EQ(run({}, "echo ${TORCHELASTIC_ERROR_FILE-unset}", 1).out, "unset\n");
+  // As torchrun has it with --log-dir /dev/null.
+  EXPECT_EQ(run({}, "echo \"<${TORCHELASTIC_ERROR_FILE-unset}>\"", 1).out, "<>\n");
   EXPECT_TRUE(fs::is_empty(folder_.path()));
   run({"--log-dir=/dev/null"}, "true");
   EXPECT_TRUE(fs::is_empty(folder_.path()));
@@ -130,14 +131,14 @@ TEST_F(LogsTest, EachAttemptHasItsFiles) {
 // As on a disk that is full by then: folders of that name cannot be made.
 TEST_F(LogsTest, ARestartWhoseFilesCannotBeMadeGoesOnAndThatIsSaidOnce) {
   const Result result = run({"--log-dir", folder_.path(), "--redirects=1", "--max-restarts=2"},
-                            "echo try $TORCHELASTIC_RESTART_COUNT ${TORCHELASTIC_ERROR_FILE-none}; "
+                            "echo try $TORCHELASTIC_RESTART_COUNT ${TORCHELASTIC_ERROR_FILE:-no}; "
                             "case $TORCHELASTIC_RESTART_COUNT in "
                             "0) job=${TORCHELASTIC_ERROR_FILE%/attempt_0/*}; "
                             ": > $job/attempt_1; : > $job/attempt_2; exit 3;; "
                             "1) exit 4;; esac",
                             1);
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_EQ(result.out, "try 1 none\ntry 2 none\n");
+  EXPECT_EQ(result.out, "try 1 no\ntry 2 no\n");
   const std::string said = "restarts go on without log files: [run] --log-dir: cannot write to '";
   const size_t first = result.err.find(said);
   ASSERT_NE(first, result.err.npos) << result.err;
@@ -164,6 +165,12 @@ TEST_F(LogsTest, TmpdirIsNamedWhereItHasBeenUsed) {
 TEST_F(LogsTest, RanksFindTheErrorFilesName) {
   const Result result = run({"--log-dir", folder_.path()}, "echo $TORCHELASTIC_ERROR_FILE", 1);
   EXPECT_THAT(result.out, MatchesRegex(folder_ / "job_....../attempt_0/0/error.json\n"));
+}
+
+TEST_F(LogsTest, NoErrorFileIsShownBeforeItsFolderIsMade) {
+  EXPECT_THAT(run({"--print-env"}, "true").out, HasSubstr("rank 0: TORCHELASTIC_ERROR_FILE=\n"));
+  EXPECT_THAT(run({"--print-env", "--log-dir", folder_.path()}, "true").out,
+              ::testing::Not(HasSubstr("TORCHELASTIC_ERROR_FILE")));
 }
 
 TEST_F(LogsTest, WithoutAFolderOneIsMadeBelowTmpdir) {

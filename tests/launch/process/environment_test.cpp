@@ -38,7 +38,7 @@ TEST(Environment, RanksSeeTorchrunsVariables) {
       2,
       "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE "
       "$ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT "
-      "$TORCHELASTIC_MAX_RESTARTS");
+      "$TORCHELASTIC_MAX_RESTARTS ${TORCHELASTIC_ERROR_FILE?}");
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(lines_of(result.out),
               UnorderedElementsAre("[rank 0] 0 2 0 2 0 1 default 0 2 127.0.0.1 0 0",
@@ -46,13 +46,13 @@ TEST(Environment, RanksSeeTorchrunsVariables) {
 }
 
 TEST(Environment, AnOuterLaunchersVariablesAreReplaced) {
-  const Result result = run_script(
-      1,
-      "echo $RANK $WORLD_SIZE ${TORCHELASTIC_USE_AGENT_STORE-none} ${TORCHELASTIC_ERROR_FILE-none}",
-      {.environment = {{"RANK", "7"},
-                       {"WORLD_SIZE", "9"},
-                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                       {"TORCHELASTIC_ERROR_FILE", "/tmp/x"}}});
+  const Result result = run_script(1,
+                                   "echo $RANK $WORLD_SIZE ${TORCHELASTIC_USE_AGENT_STORE-none} "
+                                   "${TORCHELASTIC_ERROR_FILE:-none}",
+                                   {.environment = {{"RANK", "7"},
+                                                    {"WORLD_SIZE", "9"},
+                                                    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                    {"TORCHELASTIC_ERROR_FILE", "/tmp/x"}}});
   EXPECT_EQ(result.out, "0 1 none none\n");
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,23 @@ constexpr std::array<std::pair<const char*, const char*>, 5> kSameFlags = {{
     {"--master-addr", "--main-process-ip"},
     {"--master-port", "--main-process-port"},
 }};
+
+// Those of fsdp_config, as the file has them, too.
+constexpr std::array<const char*, 15> kFsdp = {"version",
+                                               "sharding_strategy",
+                                               "reshard_after_forward",
+                                               "offload_params",
+                                               "auto_wrap_policy",
+                                               "transformer_layer_cls_to_wrap",
+                                               "min_num_params",
+                                               "backward_prefetch",
+                                               "forward_prefetch",
+                                               "state_dict_type",
+                                               "use_orig_params",
+                                               "cpu_ram_efficient_loading",
+                                               "sync_module_states",
+                                               "activation_checkpointing",
+                                               "activation_checkpointing_offload"};
 
 // An empty CUDA_VISIBLE_DEVICES hides all GPUs; elsewhere an empty variable says nothing.
 bool is_set(const std::string& name) {
@@ -57,19 +75,31 @@ void AccelerateFlags::add_to(CLI::App& command) {
   option("--num-cpu-threads-per-process", threads_, "N")->check(whole_number(1, 100'000));
   option("--mixed-precision", precision_, "NAME")->check(one_of({"no", "fp16", "bf16"}));
   option("--gpu-ids", gpus_, "LIST");
+  for (const std::string key : kFsdp) {
+    std::string name = "--fsdp-" + key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    option(name, settings_of_fsdp_[key], "VALUE");
+  }
   const auto flag = [&command](const std::string& name, bool& value) {
     command.add_flag(both_spellings(name), value)->envname(variable_of(name))->group(kHidden);
   };
   flag("--cpu", cpu_);
   flag("--multi-gpu", gpu_);
   flag("--use-fsdp", fsdp_);
-  flag("--same-network", same_network_);
+  flag("--same-network", accepted_);
+  flag("--debug", debug_);
+  flag("-q,--quiet", accepted_);  // it is
 }
 
 void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
                             const IsGiven& is_given) const {
+  launch::Accelerate fsdp;  // what flags say of it
+  for (const auto& [key, value] : settings_of_fsdp_) {
+    if (!value.empty()) fsdp.set_fsdp(key, value);
+  }
   const bool given = processes_ > 0 || machines_ > 0 || rank_ >= 0 || port_ >= 0 || !ip_.empty() ||
-                     !precision_.empty() || !gpus_.empty() || threads_ > 0 || cpu_ || gpu_ || fsdp_;
+                     !precision_.empty() || !gpus_.empty() || threads_ > 0 || cpu_ || gpu_ ||
+                     fsdp_ || debug_ || !fsdp.fsdp.empty();
   if (file_.empty() && !given) return;
   if (cpu_ && gpu_) throw ConfigError("[run] --cpu and --multi-gpu contradict each other");
   launch::Accelerate settings =
@@ -84,6 +114,15 @@ void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
   if (cpu_) settings.use_cpu = true;
   if (gpu_) settings.distributed_type = "MULTI_GPU";
   if (fsdp_) settings.distributed_type = "FSDP";
+  if (debug_) settings.debug = true;
+  for (const auto& [key, value] : settings_of_fsdp_) {
+    if (value.empty() || settings.distributed_type == "FSDP") continue;
+    throw ConfigError(fmt::format(
+        "[run] --fsdp_{} without --use_fsdp (or distributed_type: FSDP in the file) says nothing: "
+        "give both, or leave it out",
+        key));
+  }
+  for (const auto& [key, value] : fsdp.fsdp) settings.fsdp[key] = value;
 
   const auto flags = settings.flags();
   for (const auto& [torchruns, accelerates] : kSameFlags) {
@@ -115,12 +154,17 @@ void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
   if (precision_ == "no") variables["LOCKSTEP_MIXED_PRECISION"] = precision_;
   // What a flag says goes before the environment, what the file says behind it. They are set here,
   // too: GPUs are counted, and a run's file is checked, with what the ranks will find.
-  const std::map<std::string, bool> by_flag = {{"ACCELERATE_MIXED_PRECISION", !precision_.empty()},
-                                               {"LOCKSTEP_MIXED_PRECISION", !precision_.empty()},
-                                               {"ACCELERATE_USE_CPU", cpu_},
-                                               {"ACCELERATE_USE_FSDP", fsdp_},
-                                               {"CUDA_VISIBLE_DEVICES", !gpus_.empty()},
-                                               {"OMP_NUM_THREADS", threads_ > 0}};
+  std::map<std::string, bool> by_flag = {{"ACCELERATE_MIXED_PRECISION", !precision_.empty()},
+                                         {"LOCKSTEP_MIXED_PRECISION", !precision_.empty()},
+                                         {"ACCELERATE_USE_CPU", cpu_},
+                                         {"ACCELERATE_USE_FSDP", fsdp_},
+                                         {"ACCELERATE_DEBUG_MODE", debug_},
+                                         {"CUDA_VISIBLE_DEVICES", !gpus_.empty()},
+                                         {"OMP_NUM_THREADS", threads_ > 0}};
+  fsdp.distributed_type = "FSDP";
+  for (const auto& [name, value] : fsdp.environment()) {
+    if (name.starts_with("FSDP_")) by_flag[name] = true;
+  }
   for (const auto& [name, value] : variables) {
     const auto flag = by_flag.find(name);
     if ((flag == by_flag.end() || !flag->second) && is_set(name)) continue;

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "launch/job/run.h"
@@ -28,7 +29,9 @@ class AccelerateFlags {
  private:
   std::string file_, ip_, precision_, gpus_;
   int processes_ = 0, machines_ = 0, rank_ = -1, port_ = -1, threads_ = 0;
-  bool cpu_ = false, gpu_ = false, fsdp_ = false, same_network_ = false;
+  bool cpu_ = false, gpu_ = false, fsdp_ = false, debug_ = false;
+  bool accepted_ = false;                                // of flags that change nothing
+  std::map<std::string, std::string> settings_of_fsdp_;  // empty where not given
 };
 
 }  // namespace lockstep::tool

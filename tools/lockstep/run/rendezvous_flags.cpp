@@ -52,15 +52,17 @@ void RendezvousFlags::add_to(CLI::App& command) {
 std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const {
   const bool given = standalone_ || nodes_ != kNoNodes || !endpoint_.empty() ||
                      !master_addr_.empty() || node_rank_ >= 0;
-  const auto by_slurm = given ? std::nullopt : launch::Rendezvous::from_slurm();
-  if (!given && !by_slurm) {
+  auto found = given ? std::nullopt : launch::Rendezvous::from_slurm();
+  if (!given && !found) found = launch::Rendezvous::from_pods();
+  if (!given && !found) {
     launch::refuse_launchers_of_mpirun();
-    for (const std::string& remark : {launch::remark_on_slurm(), launch::remark_on_pbs_and_lsf()}) {
+    for (const std::string& remark :
+         {launch::remark_on_slurm(), launch::remark_on_pods(), launch::remark_on_pbs_and_lsf()}) {
       if (!remark.empty()) fmt::print(stderr, "lockstep: {}\n", remark);
     }
   }
-  auto rendezvous = by_slurm.value_or(launch::Rendezvous{});
-  if (!by_slurm) rendezvous.set_nodes(nodes_);
+  auto rendezvous = found.value_or(launch::Rendezvous{});
+  if (!found) rendezvous.set_nodes(nodes_);
   if (standalone_ && rendezvous.max_nodes > 1) {
     throw ConfigError(fmt::format(
         "[run] --standalone is one host, and --nnodes is {}: give one of them", nodes_));
@@ -85,7 +87,7 @@ std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const
   if (rendezvous.max_nodes == 1) return std::nullopt;
   rendezvous.local_addr = local_addr_;
   if (spares_ >= 0) rendezvous.spares = spares_;
-  if (by_slurm) return rendezvous;
+  if (found) return rendezvous;
   rendezvous.endpoint = endpoint_;
   if (endpoint_.empty() && !master_addr_.empty()) {
     const auto port = static_cast<uint16_t>(master_port > 0 ? master_port : kStaticPort);
