@@ -201,6 +201,7 @@ class ShmTransport : public Transport {
 
   void abort_all(std::string_view why) noexcept override { exchange_->channel().abort_all(why); }
   std::optional<std::string> failure() override { return exchange_->channel().failure(); }
+  WatchedProcesses processes() const override { return exchange_->channel().processes(); }
 
   // Ranks show each other what a message would bring too late, behind those of the program.
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
@@ -421,20 +422,45 @@ class ShmTransport : public Transport {
   int64_t memories_ = 0;
 };
 
+constexpr const char* kSegment = "segment";
+
+// What rank 0 offers. The store does not say that its process has ended: where it is watched, it is
+// looked at now and then.
+std::string offered(const Store& store, int rank, const ShmOptions& options) {
+  constexpr milliseconds kSlice{100};
+  const Process* const first = options.processes.empty() ? nullptr : options.processes[0].get();
+  if (first == nullptr) return store.get(kSegment, options.timeout);
+  const auto until = std::chrono::steady_clock::now() + options.timeout;
+  for (;;) {
+    const bool has_ended = first->has_ended();  // before the look at what it has left
+    try {
+      return store.get(kSegment, kSlice);
+    } catch (const CommError&) {
+      if (store.launcher_status()->has_reported()) throw;
+      if (store.check({kSegment})) continue;
+      if (!has_ended && std::chrono::steady_clock::now() < until) continue;
+      if (!has_ended) throw;
+    }
+    const auto name = [&](int r) { return options.called.empty() ? r : options.called[r]; };
+    throw CommError(
+        fmt::format("[shm] start on rank {} cannot go on: rank {} (process {}) has ended",
+                    name(rank), name(0), first->pid()));
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
                                               ShmOptions options) {
   Exchange::check_size(size);
   options.launcher_status = store.launcher_status();
-  const std::string key = "segment";
   Segment segment;
   if (rank == 0) {
     const Offer offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
-    store.set(key, {reinterpret_cast<const char*>(&offer), sizeof offer});
+    store.set(kSegment, {reinterpret_cast<const char*>(&offer), sizeof offer});
     if (offer.handle.bytes < 0) throw CommError(offer.problem);
   } else {
-    const std::string text = store.get(key, options.timeout);
+    const std::string text = offered(store, rank, options);
     Offer offer;
     if (text.size() != sizeof offer)
       throw CommError("[shm] the store's key 'segment' was written by another version");
