@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "comm/health/call_numbers.h"
@@ -123,19 +122,6 @@ class HostThenNet : public Transport {
   CallNumbers numbers_;
 };
 
-// An operation that failed while it was started: wait() throws the reason.
-class FailedWork : public Pending {
- public:
-  explicit FailedWork(std::exception_ptr why) : why_(std::move(why)) {}
-
- private:
-  void finish() override { std::rethrow_exception(why_); }
-  bool finish_within(std::chrono::microseconds) override { std::rethrow_exception(why_); }
-  bool advance() override { return true; }
-
-  const std::exception_ptr why_;
-};
-
 // What all steps of a call show in their place. Sums for different roots differ by nothing else.
 Request::Whole whole_of(const Request& request) {
   Request::Whole whole{.name = request.name(), .list = list_of(request)};
@@ -230,8 +216,7 @@ bool HostThenNet::on_two_levels(const Request& request) const {
 Work HostThenNet::start(Request request) {
   return levels_->guarded([&]() -> Work {
     const at::NoGradGuard no_grad;
-    // What throws comes before the call is numbered: else the next one would be another on this
-    // rank than on the others. The group's number is the one that is recorded, not a step's.
+    // What throws comes before the call is numbered. Recorded is the group's number, not a step's.
     if (on_two_levels(request)) {
       request.step_of = whole_of(request);
       Chunks chunks = two_levels(request);
@@ -253,8 +238,9 @@ Work HostThenNet::start(Request request) {
     // Of a message its own two ranks know the most.
     (to_one ? request.timeout : part.timeout) += kLater;
     Work work = to_one ? message(std::move(part)) : levels_->all->start(std::move(part));
-    const WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
-    return Work(std::make_shared<OneLevelWork>(levels_, operation, std::move(work)));
+    return Work(std::make_shared<OneLevelWork>(
+        levels_, WireOperation{.notice = numbers_.next(request), .timeout = request.timeout},
+        std::move(work)));
   });
 }
 

@@ -9,6 +9,7 @@
 #include "comm/reduce/reduction.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/group_memory.h"
+#include "comm/shm/offer.h"
 #include "comm/shm/segment.h"
 #include "comm/text.h"
 #include "core/hash/mix.h"
@@ -44,47 +45,12 @@ uint64_t hash_of(const std::vector<Piece>& pieces) {
   return hash;
 }
 
-template <size_t N>
-void set_text(char (&to)[N], std::string_view text) {
-  const size_t length = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), length);
-  std::memset(to + length, 0, N - length);
-}
-
 // What has no room ends in a hash of it all.
 template <size_t N>
 void set_list(char (&to)[N], const std::string& text) {
   if (text.size() < N) return set_text(to, text);
   const std::string end = fmt::format("... (hash {:08x})", fnv1a<uint32_t>(text));
   set_text(to, text.substr(0, N - 1 - end.size()) + end);
-}
-
-// A segment's whereabouts, or why there is none, as one rank tells the others.
-struct Offer {
-  SegmentHandle handle;
-  char problem[300];
-};
-
-// Creates a segment for the processes with these doors if it can; the offer says so either way.
-Offer make_offer(Segment& segment, int64_t bytes, const std::vector<std::string>& doors) {
-  Offer offer{};
-  try {
-    segment = Segment::create(bytes, doors);
-    offer.handle = segment.handle();
-  } catch (const CommError& error) {
-    set_text(offer.problem, error.what());
-  }
-  return offer;
-}
-
-// All but rank 0's, which makes the memory.
-std::vector<std::string> others_of(const std::vector<std::string>& doors) {
-  return {doors.begin() + 1, doors.end()};
-}
-
-Segment accept(const Offer& offer) {
-  if (offer.handle.bytes < 0) throw CommError(offer.problem);
-  return Segment::attach(offer.handle);
 }
 
 class ShmTransport;
@@ -222,7 +188,7 @@ class ShmTransport : public Transport {
     } else {
       const Offer offer = shown_by(members[0]);
       try {
-        segment = accept(offer);
+        segment = attached(offer);
       } catch (const CommError& error) {
         set_text(mine.problem, error.what());
       }
@@ -384,7 +350,7 @@ class ShmTransport : public Transport {
     share(offer, what, c10::typeMetaToScalarType(options.dtype()), c10::multiply_integers(sizes));
     if (offer.handle.bytes < 0) throw CommError(offer.problem);
     try {
-      if (rank() != 0) segment = accept(offer);
+      if (rank() != 0) segment = attached(offer);
       segment.populate(own.begin, own.end - own.begin);
     } catch (const CommError& error) {
       exchange_->channel().fail(error.what());  // the others wait for this rank
@@ -465,7 +431,7 @@ std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int 
     if (text.size() != sizeof offer)
       throw CommError("[shm] the store's key 'segment' was written by another version");
     std::memcpy(&offer, text.data(), sizeof offer);
-    segment = accept(offer);
+    segment = attached(offer);
   }
   return std::make_shared<ShmTransport>(std::move(segment), rank, size, std::move(options));
 }
