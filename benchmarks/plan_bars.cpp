@@ -271,6 +271,8 @@ double peak_of(const Group& group, Trained& trained, int64_t evaluated) {
 struct Times {
   double pass = 0;
   std::vector<double> steps;
+  // Of each strategy by turn, beside that turn's pass.
+  std::vector<std::vector<double>> turns;
 };
 
 Times times_of(const World& world, const Arguments& arguments) {
@@ -294,6 +296,7 @@ Times times_of(const World& world, const Arguments& arguments) {
   }
   Times out{.pass = median(passes)};
   for (const auto& of_one : steps) out.steps.push_back(out.pass * median(of_one));
+  out.turns = std::move(steps);
   return out;
 }
 
@@ -319,10 +322,10 @@ nlohmann::ordered_json time_of(const World& world, const Arguments& arguments,
     const auto time = plan::time_of(profile, timed, strategy, machine, world.size());
     const auto estimated = plan::time_of(profile, training, strategy, machine, world.size());
     steps[arguments.strategies[i]] = {
-        {"measured", times.steps[i]},   {"plan", time.total},
-        {"estimated", estimated.total}, {"computation", time.computation},
-        {"slowdown", time.slowdown},    {"waiting", time.waiting},
-        {"update", time.update}};
+        {"measured", times.steps[i]},      {"plan", time.total},
+        {"turns", times.turns[i]},         {"estimated", estimated.total},
+        {"computation", time.computation}, {"slowdown", time.slowdown},
+        {"waiting", time.waiting},         {"update", time.update}};
   }
   const auto advice = plan::make_plan(profile, timed, machine, {.ranks = world.size()}).best;
   return {

@@ -213,12 +213,19 @@ ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tens
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(Lists& outputs, Tensors& inputs,
                                                         const ::c10d::AllgatherOptions& opts) {
+  const CoalescingGuard guard{coalescing_};
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(getSize()), "[lockstep] all_gather of ",
+                    getSize(), " ranks into ", outputs.size(), " lists");
+  for (const Tensors& of_rank : outputs) {
+    TORCH_CHECK_VALUE(of_rank.size() == inputs.size(), "[lockstep] all_gather of ", inputs.size(),
+                      " tensors into a list of ", of_rank.size());
+  }
   return run({OpType::ALLGATHER_COALESCED, flat_list(outputs), opts.timeout, opts.asyncOp},
              stages([this, outputs, inputs, timeout = timeout_of(opts.timeout)] {
                std::vector<Work> works;
                for (size_t i = 0; i < inputs.size(); ++i) {
                  Tensors of_ranks;
-                 for (const Tensors& of_rank : outputs) of_ranks.push_back(plain(of_rank.at(i)));
+                 for (const Tensors& of_rank : outputs) of_ranks.push_back(plain(of_rank[i]));
                  works.push_back(
                      group().all_gather(of_ranks, plain_input(inputs[i]), {.timeout = timeout}));
                }
@@ -229,15 +236,16 @@ ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(Lists& outputs, Tensors&
 ProcessGroup::WorkPtr ProcessGroup::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ::c10d::AllgatherOptions& opts) {
   const CoalescingGuard guard{coalescing_};
-  return run(
-      {OpType::ALLGATHER_INTO_TENSOR_COALESCED, outputs, opts.timeout, opts.asyncOp},
-      stages([this, outputs = plain(outputs), inputs = plain_inputs(inputs),
-              timeout = timeout_of(opts.timeout)] {
-        std::vector<Work> works;
-        for (size_t i = 0; i < inputs.size(); ++i)
-          works.push_back(group().all_gather(outputs.at(i), inputs[i], {.timeout = timeout}));
-        return works;
-      }));
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "[lockstep] all_gather of ", inputs.size(),
+                    " tensors into ", outputs.size());
+  return run({OpType::ALLGATHER_INTO_TENSOR_COALESCED, outputs, opts.timeout, opts.asyncOp},
+             stages([this, outputs = plain(outputs), inputs = plain_inputs(inputs),
+                     timeout = timeout_of(opts.timeout)] {
+               std::vector<Work> works;
+               for (size_t i = 0; i < inputs.size(); ++i)
+                 works.push_back(group().all_gather(outputs[i], inputs[i], {.timeout = timeout}));
+               return works;
+             }));
 }
 
 ProcessGroup::WorkPtr ProcessGroup::gather(Lists& outputs, Tensors& inputs,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/health/end.h"
+#include "comm/host/processes.h"
 #include "comm/unfinished.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/work.h"
@@ -164,6 +165,9 @@ class Transport {
   virtual std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) = 0;
   // What is wrong with the network, as far as this rank can see; empty when nothing is.
   virtual std::string obstacle() const { return ""; }
+  // By rank, the processes of this host whose end it notices; null for others. Empty where it
+  // watches none.
+  virtual WatchedProcesses processes() const { return {}; }
 
   const std::shared_ptr<Unfinished>& unfinished() const { return unfinished_; }
 

@@ -56,6 +56,7 @@ const Known& named(const std::vector<Known>& all, const std::string& name, const
 }  // namespace
 
 const std::vector<Device>& known_devices() {
+  // Memory is what a process sees: GDDR6 with error correction keeps a sixteenth of it.
   // Efficiencies of A100 and H100 are those of the published runs in docs/plan.md from 3 billion
   // parameters on; the others take the nearest generation's.
   static const std::vector<Device> all = {
@@ -64,18 +65,19 @@ const std::vector<Device>& known_devices() {
           gpu("v100-sxm2-16gb", 16, 900, 125, 15.7, nvlink(300), 0.4, "NVIDIA V100 data sheet")),
       without_bf16(
           gpu("v100-sxm2-32gb", 32, 900, 125, 15.7, nvlink(300), 0.4, "NVIDIA V100 data sheet")),
-      gpu("a10", 24, 600, 125, 62.5, pcie(64), 0.45, "NVIDIA A10 data sheet"),
+      gpu("a10", 22.5, 600, 125, 62.5, pcie(64), 0.45, "NVIDIA A10 data sheet"),
       gpu("a100-40gb", 40, 1555, 312, 156, nvlink(600) * 230 / 234, 0.48, "NVIDIA A100 data sheet"),
       gpu("a100-80gb", 80, 2039, 312, 156, nvlink(600) * 230 / 234, 0.48, "NVIDIA A100 data sheet"),
       gpu("rtx3090", 24, 936, 71, 35.6, pcie(64), 0.45, "NVIDIA GA102 architecture paper"),
       gpu("rtx4090", 24, 1008, 165, 82.6, pcie(64), 0.45, "NVIDIA Ada architecture paper"),
-      gpu("l4", 24, 300, 121, 60, pcie(64), 0.4, "NVIDIA L4 data sheet"),
-      gpu("l40s", 48, 864, 362, 183, pcie(64), 0.4, "NVIDIA L40S data sheet"),
+      gpu("l4", 22.5, 300, 121, 60, pcie(64), 0.4, "NVIDIA L4 data sheet"),
+      gpu("l40s", 45, 864, 362, 183, pcie(64), 0.4, "NVIDIA L40S data sheet"),
       gpu("h100-pcie", 80, 2000, 756, 378, pcie(128), 0.4, "NVIDIA H100 data sheet"),
       gpu("h100-sxm", 80, 3350, 989, 494.7, nvlink(900) * 360 / 351, 0.4, "NVIDIA H100 data sheet"),
       gpu("h200", 141, 4800, 989, 494.7, nvlink(900) * 360 / 351, 0.4, "NVIDIA H200 data sheet"),
       gpu("b200", 180, 8000, 2250, 1125, nvlink(1800), 0.4, "NVIDIA DGX B200 data sheet"),
-      gpu("mi250x", 128, 3277, 383, 95.7, pcie(200), 0.35, "AMD MI250X data sheet"),
+      gpu("mi250x", 64, 1638, 191.5, 47.9, pcie(200), 0.35,
+          "AMD MI250X data sheet, for one of its two dies: each is a device"),
       gpu("mi300x", 192, 5300, 1307, 653.7, nvlink(896), 0.35, "AMD MI300X data sheet"),
   };
   return all;

@@ -34,14 +34,19 @@ double daly_interval(const Reliability& reliability) {
 }
 
 double best_interval(const Reliability& reliability) {
-  // goodput() rises to one maximum and falls. By golden section over logarithms.
+  // goodput() rises to one maximum and falls. By golden section over logarithms, also of goodput():
+  // where hardly anything gets done it is 0 for all intervals.
   constexpr double kGolden = 0.6180339887498949;
   const double mean = reliability.failure_interval();
+  const auto score = [&](double logarithm) {
+    const double segment = (std::exp(logarithm) + reliability.save) / mean;
+    return logarithm - (segment > 30 ? segment : std::log(std::expm1(segment)));
+  };
   double low = std::log(std::min(reliability.save, mean) / 1000), high = std::log(1000 * mean);
   for (int i = 0; i < 200; ++i) {
     const double a = high - kGolden * (high - low), b = low + kGolden * (high - low);
-    (goodput(reliability, std::exp(a)) < goodput(reliability, std::exp(b)) ? low : high) =
-        goodput(reliability, std::exp(a)) < goodput(reliability, std::exp(b)) ? a : b;
+    const bool rises = score(a) < score(b);
+    (rises ? low : high) = rises ? a : b;
   }
   return std::exp((low + high) / 2);
 }

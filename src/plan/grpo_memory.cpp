@@ -138,7 +138,8 @@ std::string grpo_text(const train::TransformerConfig& sizes, const Machine& mach
   } else if (!first->divided && machine.device.shares_memory) {
     out += wrapped(fmt::format("Use Ddp on up to {} of them a host, which share its memory: each "
                                "holds all of it.",
-                               static_cast<int64_t>(first->available / first->total)),
+                               std::min(machine.devices_per_node,
+                                        static_cast<int64_t>(first->available / first->total))),
                    width);
   } else if (!first->divided) {
     out += wrapped("One device holds all of it: use Ddp on any number of them.", width);

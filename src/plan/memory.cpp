@@ -157,6 +157,9 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   const auto divided = static_cast<double>(shard_ranks(strategy, machine, ranks));
   const bool on_one_host = machine.device.shares_memory && ranks <= machine.devices_per_node;
   const Exchange exchange = on_one_host && ranks > 1 ? Exchange::Shared : Exchange::Private;
+  const bool in_files = training.shards == Shards::Files;
+  const bool is_offloaded =
+      in_files || (training.shards == Shards::Host && !machine.device.shares_memory);
   const auto peak = activation_peak(model, training.batch, under(training, strategy).recomputed);
   Memory out;
   double last_gradients = 0;  // that an evaluation finds beside those of the busiest moment
@@ -193,10 +196,10 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
     out.optimizer /= divided;
     // In one memory the parameters of all ranks are there once. Elsewhere a unit in use and the
     // next two are whole, beside the root; with SHARD_GRAD_OP all stay until their backward.
-    if (exchange == Exchange::Shared) {
+    if (exchange == Exchange::Shared && !in_files) {
       const double shared = shared_parameters(sizes, computed) / divided;
       (narrow ? out.gathered : out.parameters) = shared;
-    } else if (on_one_host) {
+    } else if (on_one_host && !in_files) {
       out.gathered = narrow ? 2 * sizes.all / divided : 0;
     } else if (keeps_parameters(strategy) || divided == 1) {
       out.gathered = computed * sizes.all;
@@ -204,6 +207,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
       out.gathered = computed * std::min(sizes.all, sizes.root + 3 * sizes.largest);
     }
     out.communication = gradients_in_flight(sizes, training, computed, exchange, ranks);
+    if (is_offloaded) out.parameters = out.gradients = out.optimizer = 0;
   }
   out.parameters += kFloat * static_cast<double>(model.buffer_elements);
   add_activations(out, model, training, peak);

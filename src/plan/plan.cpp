@@ -20,10 +20,9 @@ constexpr std::array kAll = {Strategy::Ddp,
                              Strategy::FsdpHybridGradients,
                              Strategy::FsdpHybrid};
 constexpr int64_t kMostTried = 1 << 17;
-// What a strategy has to gain on a simpler one to be chosen. Sharding the model changes the
-// program, its checkpoints and what can be done to parameters, and a step's time is known to a
-// tenth.
-constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;
+// What a strategy has to gain on a simpler one to be chosen: none is faster than the chosen one by
+// more.
+constexpr double kClearGain = 1.05;
 constexpr double kClearSaving = 0.95;  // what is left of the memory by a change worth naming
 
 PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
@@ -66,9 +65,7 @@ std::optional<PlanRow> best_of(const std::vector<PlanRow>& rows) {
       best = row;
       continue;
     }
-    const bool divides = is_fsdp(row.strategy) && !is_fsdp(best->strategy);
-    const double gain = divides ? kClearGain : kGainWithinKind;
-    if (row.time.total * gain < best->time.total) best = row;
+    if (row.time.total * kClearGain < best->time.total) best = row;
   }
   return best;
 }

@@ -196,7 +196,11 @@ std::string why_ddp(const Plan& plan, const PlanRow& best) {
 }
 
 std::string speed_text(int64_t ranks, double speedup) {
-  if (speedup >= 0.995) {
+  if (speedup >= 0.995 && speedup < 1.005) {
+    return fmt::format("{} ranks are as fast as one alone: what they send takes the time they save",
+                       ranks);
+  }
+  if (speedup >= 1) {
     const auto times =
         speedup >= 999.5 ? fmt::format("{:.0f}", speedup) : fmt::format("{:.3g}", speedup);
     return fmt::format("{} ranks are {} times as fast as one alone", ranks, times);
@@ -266,6 +270,14 @@ std::string plan_text(const Plan& plan, int width) {
         fmt::format("Memory has what the hook {} keeps and works with. Times are those of plain "
                     "averages: what it saves in communication and takes to compute is not counted.",
                     name_of(plan.training.feedback)),
+        width);
+  }
+  const bool in_files = plan.training.shards == Shards::Files;
+  if (in_files || (plan.training.shards == Shards::Host && !plan.machine.device.shares_memory)) {
+    out += wrapped(
+        fmt::format("Under Fsdp parameters, gradients and the optimizer's state are in {}, which "
+                    "memory does not count. Times are those without offloading.",
+                    in_files ? "files" : "the host's memory"),
         width);
   }
   if (plan.machine.device.name == "cpu" && !plan.machine.is_measured) {

@@ -66,6 +66,9 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
     refuse(fmt::format("{} micro-batches: give at most {}", training.accumulation, kMostSamples));
   }
   if (training.lanes < 0) refuse(fmt::format("{} lanes: give 0 or more", training.lanes));
+  if (training.lanes > kMostSamples) {
+    refuse(fmt::format("{} lanes: give at most {}", training.lanes, kMostSamples));
+  }
   if (!is_time(training.measured_step) || !is_time(training.measured_pass)) {
     refuse(
         fmt::format("measured seconds of {} (step) and {} (pass): give finite numbers above 0, "
@@ -82,6 +85,25 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
 
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks) {
   return is_hybrid(strategy) ? std::min(ranks, machine.devices_per_node) : ranks;
+}
+
+bool shares_parameters(const Machine& machine, const Ranks& ranks) {
+  return machine.device.shares_memory && ranks.nodes() == 1;
+}
+
+double meeting_seconds(const Machine& machine, const Ranks& ranks) {
+  return shares_parameters(machine, ranks) ? all_reduce_seconds(machine, ranks, 1) : 0;
+}
+
+double telling_seconds(const ModelProfile& model, const Machine& machine, const Ranks& ranks) {
+  constexpr double kTold = 4 * kFloat;  // of each parameter
+  return all_reduce_seconds(machine, ranks, kTold * static_cast<double>(parameters_of(model)));
+}
+
+size_t parameters_of(const ModelProfile& model) {
+  size_t parameters = 0;
+  for (const auto& unit : model.units) parameters += unit.parameters.size();
+  return parameters;
 }
 
 int64_t passes_of(const Training& training, int64_t ranks) {

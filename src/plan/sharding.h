@@ -1,6 +1,7 @@
 // Over how many ranks a strategy shards the model, and the memory in which it is exchanged.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -23,6 +24,17 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
                     const char* who);
 
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
+
+// How many tensors they are.
+size_t parameters_of(const ModelProfile& model);
+
+// Whether Fsdp's ranks have one copy of the parameters, so that nothing is gathered.
+bool shares_parameters(const Machine& machine, const Ranks& ranks);
+// Seconds of Fsdp's calls that move neither parameters nor gradients: where ranks share the
+// parameters, the barrier before a micro-batch's forward; and in each step, what ranks tell each
+// other of its backward once all gradients have come.
+double meeting_seconds(const Machine& machine, const Ranks& ranks);
+double telling_seconds(const ModelProfile& model, const Machine& machine, const Ranks& ranks);
 
 // One of Ddp's buckets.
 struct BucketSize {

@@ -33,7 +33,8 @@ class Player {
         options_(options),
         timeline_(ranks, options) {
     divides_ = strategy != Strategy::Ddp && strategy != Strategy::Zero;
-    gathers_ = divides_ && !(machine.device.shares_memory && all_.nodes() == 1);
+    gathers_ = divides_ && !shares_parameters(machine, all_);
+    meeting_ = divides_ ? meeting_seconds(machine, all_) : 0;
     bytes_ = divides_ && training.precision == Precision::Narrow ? 2 : kFloat;
     for (const auto& unit : model.units) {
       passes_ += weight_of(unit) * (twice(unit) ? 4 : 3);
@@ -45,7 +46,7 @@ class Player {
     timeline_.begin_step();
     const int64_t passes = passes_of(training_, all_.count);
     for (int64_t i = 0; i < passes; ++i) {
-      forward();
+      forward(i % (passes / training_.accumulation) == 0);  // of its micro-batch the first lane
       backward(i + 1 == passes);
     }
     timeline_.wait();
@@ -96,8 +97,11 @@ class Player {
     }
   }
 
-  void forward() {
+  void forward(bool meets) {
     double ready = 0;
+    if (meets && meeting_ > 0) {
+      ready = timeline_.collective("meet", meeting_, timeline_.latest());
+    }
     if (gathers_) {
       ready = timeline_.collective("gather root", all_gather_seconds(machine_, shards_, root_),
                                    timeline_.latest());
@@ -129,7 +133,9 @@ class Player {
            filled = 0;
            limit = training_.bucket_bytes;
          });
-    if (sends && divides_) reduce("root", root_);
+    if (!sends || !divides_) return;
+    reduce("root", root_);
+    timeline_.collective("tell", telling_seconds(model_, machine_, all_), timeline_.latest());
   }
 
   void reduce(const std::string& name, double bytes) {
@@ -150,7 +156,7 @@ class Player {
   SimulationOptions options_;
   Timeline timeline_;
   bool divides_ = false, gathers_ = false;
-  double bytes_ = kFloat, root_ = 0, passes_ = 0;
+  double bytes_ = kFloat, root_ = 0, passes_ = 0, meeting_ = 0;
 };
 
 double median(std::vector<double> values) {

@@ -153,6 +153,12 @@ ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSize
     auto unit = convolution(fmt::format("stage {}", i), in, out, 3, Activated::No, width);
     const bool is_last = i + 1 == model.channels.size();
     const Image pooled = {out.channels, out.height / 2, out.width / 2};
+    if (pooled.height < 1 || pooled.width < 1) {
+      throw ConfigError(fmt::format(
+          "[plan] convnet: stage {} of {} halves images of {} x {} to nothing: give fewer "
+          "model.channels, or larger images",
+          i + 1, model.channels.size(), image.height, image.width));
+    }
     const double numbers = out.elements();
     unit.kept = unit.fixed_kept = 0;
     unit.transient = width * ((i == 0 ? 0 : in.elements()) + numbers);

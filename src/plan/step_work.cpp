@@ -11,6 +11,9 @@ namespace lockstep::plan {
 namespace {
 
 constexpr double kCached = 16 << 20;  // bytes of a cache
+// Seconds that Fsdp computes for each parameter and pass on a CPU, beside what Ddp does: 0.12 to
+// 0.2 ms more for 4 parameters on one rank, 0.27 for 8. A GPU computes meanwhile.
+constexpr double kShardedParameter = 30e-6;
 
 bool is_twice(const ProfileUnit& unit, const Training& training) {
   return training.recomputed == Recomputed::Blocks && unit.is_block;
@@ -41,7 +44,7 @@ double computation(const ModelProfile& model, const Training& training, const De
   if (training.measured_pass > 0) return measured_computation(model, training, count);
   const bool narrow = training.precision == Precision::Narrow;
   const double rate = (narrow ? device.narrow_flops : device.float_flops) * device.efficiency;
-  const auto samples = static_cast<double>(training.batch * count);
+  const auto samples = static_cast<double>(training.batch) * static_cast<double>(count);
   double seconds = 0;
   for (const auto& unit : model.units) {
     const double passes =
@@ -69,7 +72,7 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
                Strategy strategy, const Machine& machine, const Ranks& all) {
   const Ranks shards = {.count = shard_ranks(strategy, machine, all.count),
                         .per_node = all.per_node};
-  const bool gathers = !(machine.device.shares_memory && all.nodes() == 1);
+  const bool gathers = !shares_parameters(machine, all);
   const double computed = training.precision == Precision::Narrow ? 2 : kFloat;
   const bool again = !keeps_parameters(strategy);
   const auto passes = static_cast<double>(passes_of(training, all.count));
@@ -106,6 +109,8 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
   }
   // The root is needed first, and its gradients are complete last.
   work.exposed += passes * gather(root) + reduce(root);
+  work.exposed += static_cast<double>(training.accumulation) * meeting_seconds(machine, all) +
+                  telling_seconds(model, machine, all);
 }
 
 }  // namespace
@@ -146,6 +151,10 @@ StepWork work_of(const ModelProfile& model, const Training& given, Strategy stra
     work.overlappable *= longer;
     work.last_overlappable *= longer;
     work.update = whole_update / divided;
+  }
+  if (is_fsdp(strategy) && machine.device.shares_memory) {
+    work.computation += kShardedParameter * static_cast<double>(parameters_of(model)) *
+                        static_cast<double>(passes_of(training, count));
   }
   return work;
 }

@@ -64,6 +64,9 @@ Training training_of(const train::RunConfig& config) {
   if (twice == "selective") out.recomputed = Recomputed::Cheap;
   const bool fsdp_recomputes = is_fsdp && config.parallel.fsdp.activation_checkpointing;
   if (twice == "full" || fsdp_recomputes) out.recomputed = Recomputed::Blocks;
+  const auto& fsdp = config.parallel.fsdp;
+  if (is_fsdp && fsdp.cpu_offload) out.shards = Shards::Host;
+  if (is_fsdp && !fsdp.offload_folder.empty()) out.shards = Shards::Files;
   out.only_fsdp_recomputes = fsdp_recomputes || config.model.kind != "transformer";
   if (config.optimizer.kind == "sgd") {
     const bool has_momentum = config.optimizer.momentum > 0 || moves_momentum(config);

@@ -68,7 +68,7 @@ TEST_P(Coalescing, GoesOnAfterAnExceptionInBetween) {
     // It keeps no later tensor.
     EXPECT_THROW(backend.endCoalescing(), c10::Error);
     Tensors none, wide{at::zeros({9}, at::kComplexFloat).conj()};
-    std::vector<Tensors> no_lists;
+    std::vector<Tensors> no_lists, empty_lists(size);
     std::vector<int64_t> no_splits;
     at::Tensor &one = second[0], &view = wide[0];
     const auto bxor = ::c10d::ReduceOp::BXOR;
@@ -80,7 +80,10 @@ TEST_P(Coalescing, GoesOnAfterAnExceptionInBetween) {
         [&] { backend.reduce(second, {.reduceOp = bxor}); },
         [&] { backend.allgather(no_lists, second); },
         [&] { backend._allgather_base(view, one); },
+        [&] { backend.allgather_coalesced(no_lists, second); },
+        [&] { backend.allgather_coalesced(empty_lists, second); },
         [&] { backend.allgather_into_tensor_coalesced(wide, second); },
+        [&] { backend.allgather_into_tensor_coalesced(none, second); },
         [&] { backend.gather(no_lists, none); },
         [&] { backend.scatter(none, no_lists); },
         [&] { backend.reduce_scatter(second, no_lists); },

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/plan/plan.h"
@@ -173,6 +174,26 @@ TEST(Advice, NumbersOfRanksSayOnHowManyHostsTheyAre) {
   machine.devices_per_node = 1 << 17;
   EXPECT_THAT(unwrapped(make_plan(tiny, {.batch = 64}, machine, {.ranks = 2})),
               Not(HasSubstr("several hosts")));
+}
+
+// From batches with which Fsdp gains much to those with which it gains nothing.
+TEST(Advice, NoStrategyThatFitsIsMoreThanFivePercentFaster) {
+  const auto model =
+      profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {2048, 2048}}}}, {{784}, 10});
+  Machine machine = host(20);
+  machine.all_gather = {{1024, 2e-6}, {25e6, 5e-3}};
+  std::set<Strategy> advised;
+  for (int64_t batch = 8; batch < 4096; batch += 1 + batch / 4) {
+    const auto plan = make_plan(model, {.batch = batch}, machine, {.ranks = 2});
+    ASSERT_TRUE(plan.best) << batch;
+    advised.insert(plan.best->strategy);
+    for (const auto& row : plan.strategies) {
+      EXPECT_LE(plan.best->time.total, 1.05 * row.time.total)
+          << batch << ": " << name_of(row.strategy) << " in the place of "
+          << name_of(plan.best->strategy);
+    }
+  }
+  EXPECT_EQ(advised.size(), 2);  // Ddp and SHARD_GRAD_OP
 }
 
 TEST(Advice, ASpeedOfThousandsIsAWholeNumber) {

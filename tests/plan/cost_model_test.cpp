@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "lockstep/plan/simulate.h"
 #include "plan/published.h"
 
 namespace lockstep::plan {
@@ -92,6 +93,29 @@ TEST(CostModel, MeasuredCollectivesGoBeforeTheTable) {
   EXPECT_DOUBLE_EQ(all_reduce_seconds(machine, {.count = 4, .per_node = 4}, 1.5e6), 1.5e-3);
   EXPECT_DOUBLE_EQ(all_reduce_seconds(machine, {.count = 4, .per_node = 4}, 4e6), 4e-3);
   EXPECT_DOUBLE_EQ(all_gather_seconds(machine, {.count = 4, .per_node = 4}, 2e6), 1e-3);
+}
+
+// Fsdp's ranks meet before a forward, add up the gradients of the one unit, and tell each other of
+// the backward; Ddp has one bucket. On a busy machine a call takes as long, whatever it moves.
+TEST(CostModel, EveryCallOfAStepTakesItsTime) {
+  constexpr double kCall = 1e-3;
+  Machine machine = this_host();
+  machine.devices_per_node = 2;
+  machine.all_reduce = machine.all_gather = machine.reduce_scatter = {{1024, kCall}, {1e7, kCall}};
+  const auto model = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  const auto waits = [&](Strategy strategy, int64_t ranks, int64_t accumulation = 1) {
+    const Training training = {.batch = 64, .accumulation = accumulation};
+    const auto played = simulate(model, training, strategy, machine, ranks, {.jitter = 0});
+    const double waiting = time_of(model, training, strategy, machine, ranks).waiting;
+    EXPECT_NEAR(played.waiting, waiting, 1e-9) << name_of(strategy);
+    return waiting;
+  };
+  EXPECT_DOUBLE_EQ(waits(Strategy::Ddp, 2), kCall);
+  EXPECT_DOUBLE_EQ(waits(Strategy::Zero, 2), 2 * kCall);
+  EXPECT_DOUBLE_EQ(waits(Strategy::FsdpGradients, 2), 3 * kCall);
+  EXPECT_DOUBLE_EQ(waits(Strategy::FsdpFull, 2), 3 * kCall);
+  EXPECT_DOUBLE_EQ(waits(Strategy::FsdpFull, 2, 4), 6 * kCall);
+  EXPECT_EQ(waits(Strategy::FsdpFull, 1), 0);
 }
 
 // A bench is noisy: its largest message may have taken less time than the one before.

@@ -27,6 +27,19 @@ TEST(Goodput, TheBestIntervalIsYoungsAndDalys) {
   }
 }
 
+// A restart takes its time after each failure, however often the run is saved.
+TEST(Goodput, TheBestIntervalDoesNotDependOnTheRestart) {
+  for (const double save : {0.001, 1.0, 500.0}) {
+    Reliability reliability = {
+        .ranks = 1000000, .rank_failure_interval = 1e6, .save = save, .restart = 0};
+    const double best = best_interval(reliability);
+    EXPECT_GT(best, 1e-3) << save;
+    reliability.restart = 5000;  // after which nothing gets done
+    EXPECT_EQ(goodput(reliability, best), 0);
+    EXPECT_DOUBLE_EQ(best_interval(reliability), best) << save;
+  }
+}
+
 TEST(Goodput, FailuresOneByOneGiveTheExpectedShare) {
   for (const int64_t ranks : {256, 4096, 100000}) {
     const auto reliability = job(ranks);

@@ -51,6 +51,30 @@ TEST(Plan, EachStrategyDividesWhatItSays) {
   EXPECT_GT(hybrid.total, full.total);
 }
 
+TEST(Plan, OffloadedShardsNeedNoMemoryOfTheDevice) {
+  train::RunConfig config;
+  config.parallel.strategy = "fsdp";
+  config.parallel.fsdp.cpu_offload = true;
+  const auto model = qwen("qwen3-4b");
+  const auto of = [&](const Machine& machine, Strategy strategy) {
+    return memory_of(model, training_of(config), strategy, machine, 2);
+  };
+  const auto gpus = cluster("h100-sxm");
+  const auto offloaded = of(gpus, Strategy::FsdpFull);
+  EXPECT_EQ(offloaded.parameters + offloaded.gradients + offloaded.optimizer, 0);
+  EXPECT_GT(offloaded.gathered, 0);
+  EXPECT_GT(of(gpus, Strategy::Ddp).optimizer, 0);
+  Machine cpus = this_host();
+  cpus.devices_per_node = 2;
+  EXPECT_GT(of(cpus, Strategy::FsdpFull).optimizer, 0);  // there it is the same memory
+  config.parallel.fsdp.offload_folder = "/tmp";
+  const auto in_files = of(cpus, Strategy::FsdpFull);
+  EXPECT_EQ(in_files.parameters + in_files.gradients + in_files.optimizer, 0);
+  EXPECT_GT(in_files.gathered, 0);
+  EXPECT_THAT(plan_text(make_plan(model, training_of(config), cpus, {.ranks = 2})),
+              HasSubstr("optimizer's state are in files"));
+}
+
 ModelProfile perceptron() {
   return profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {2048, 2048}}}}, {{784}, 10});
 }

@@ -48,17 +48,30 @@ TEST(Sizes, WhatNoModelHasIsRefused) {
             "1000796000010 elements");
 }
 
+// As the model does when it gets them.
+TEST(Sizes, ImagesThatTheStagesHalveToNothingAreRefused) {
+  const auto elements = [](int64_t size) {
+    train::RunConfig config;
+    config.model = {.kind = "convnet", .convnet = {.channels = {8, 8, 8, 8}}};
+    return profile_of(config, {{1, size, size}, 10}).elements();
+  };
+  EXPECT_GT(elements(16), 0);
+  EXPECT_THROW(elements(15), ConfigError);
+}
+
 TEST(Sizes, RatesOfTheLargestBatchesAreCounted) {
   const Machine machine = {.device = device_named("h100-sxm"), .network = network_named("8x400g")};
-  const auto rate = [&](int64_t batch, int64_t accumulation) {
-    const Training training = {.batch = batch, .accumulation = accumulation};
+  const auto rate = [&](int64_t batch, int64_t accumulation, int64_t lanes = 0) {
+    const Training training = {.batch = batch, .accumulation = accumulation, .lanes = lanes};
     const auto plan = make_plan(profile_of({.model = {.kind = "linear"}}, {{784}, 10}), training,
-                                machine, {.ranks = 1'000'000});
+                                machine, {.ranks = lanes > 0 ? 1 : 1'000'000});
     return plan.strategies.front().samples_per_second;
   };
   EXPECT_GT(rate(1'000'000'000, 1'000'000'000), 0);
+  EXPECT_GT(rate(1'000'000'000, 1'000'000'000, 1'000'000'000), 0);
   EXPECT_THROW(rate(1'000'000'001, 1), ConfigError);
   EXPECT_THROW(rate(1, 1'000'000'001), ConfigError);
+  EXPECT_THROW(rate(1, 1, 1'000'000'001), ConfigError);
 }
 
 }  // namespace

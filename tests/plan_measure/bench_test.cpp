@@ -96,5 +96,14 @@ TEST_F(Bench, RanksOfSeveralHostsAreRefused) {
               {.backend = "auto", .hosts = {0, 1}});
 }
 
+TEST_F(Bench, OptionsThatMeasureNothingAreRefused) {
+  test::spawn(2, [](World& world) {
+    EXPECT_THROW(measure_machine(world, {.seconds_each = 0, .largest_bytes = 1023}), ConfigError);
+    EXPECT_THROW(measure_machine(world, {.seconds_each = -1}), ConfigError);
+    const auto machine = measure_machine(world, {.seconds_each = 0, .largest_bytes = 1024});
+    EXPECT_EQ(machine.all_reduce.size(), 1);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::plan

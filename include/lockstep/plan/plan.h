@@ -49,8 +49,7 @@ struct Plan {
   int64_t ranks = 1;
   std::optional<Strategy> configured;
   std::vector<PlanRow> strategies;  // all, on `ranks`
-  // The fastest that fits, but a simpler one unless that is 5 % slower, or 10 % where the choice is
-  // between Ddp and Fsdp.
+  // The fastest that fits, but a simpler one unless that is 5 % slower.
   std::optional<PlanRow> best;
   std::vector<PlanRow> sizes;  // the best one on 1, 2, 4, ... ranks, as far as any fits
   int64_t most_tried = 0;      // of these ranks: 131,072, or the lanes where there are fewer

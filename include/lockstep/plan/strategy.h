@@ -27,6 +27,10 @@ enum class Strategy {
 // Hooks of Ddp that keep residuals (lockstep/parallel/hooks.h).
 enum class Feedback { None, PowerSgd, TopK };
 
+// Where Fsdp keeps its shards of parameters, gradients and optimizer state: on the device, or by
+// its offloading in the host's memory, which is the same on CPUs, or in files.
+enum class Shards { Device, Host, Files };
+
 // "Ddp", "Ddp with ZeroOptimizer", ...
 std::string name_of(Strategy strategy);
 std::string name_of(Feedback feedback);  // "none", "power_sgd", "top_k"
@@ -51,6 +55,8 @@ struct Training {
   int64_t sent_bytes = 4;  // of a gradient's element on its way: a hook makes it 2
   // Its memory is counted, and its time as that of plain averages.
   Feedback feedback = Feedback::None;
+  // Memory is counted by it, and time as on the device.
+  Shards shards = Shards::Device;
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   // Seconds of a step on one rank, which computes all lanes, when it was measured; 0: estimate.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "comm/health/call_numbers.h"
@@ -53,8 +52,8 @@ namespace {
 
 class HostThenNet : public Transport {
  public:
-  HostThenNet(const Store& store, int rank, Topology layout, milliseconds timeout,
-              MakeNet make_net);
+  HostThenNet(const Store& store, int rank, Topology layout, milliseconds timeout, MakeNet make_net,
+              const WatchedProcesses& watched);
 
   std::string_view name() const override { return "host-then-net"; }
   int rank() const override { return rank_; }
@@ -82,11 +81,12 @@ class HostThenNet : public Transport {
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
-  using Chunks = TwoLevelWork::Chunks;
+  // Its chunks, of which none is started.
+  using Chunks = std::vector<Stages>;
 
   Chunks two_levels(const Request& request);
   Chunks all_reduce(const Request& request, const at::Tensor& tensor);
-  std::shared_ptr<Pipeline::Chunk> reduce_chunk(const Request& request, const at::Tensor& data);
+  Stages reduce_chunk(const Request& request, const at::Tensor& data);
   Chunks reduce_scatter(const Request& request);
   Chunks all_gather(const Request& request);
   Chunks broadcast(const Request& request);
@@ -122,19 +122,6 @@ class HostThenNet : public Transport {
   CallNumbers numbers_;
 };
 
-// An operation that failed while it was started: wait() throws the reason.
-class FailedWork : public Pending {
- public:
-  explicit FailedWork(std::exception_ptr why) : why_(std::move(why)) {}
-
- private:
-  void finish() override { std::rethrow_exception(why_); }
-  bool finish_within(std::chrono::microseconds) override { std::rethrow_exception(why_); }
-  bool advance() override { return true; }
-
-  const std::exception_ptr why_;
-};
-
 // What all steps of a call show in their place. Sums for different roots differ by nothing else.
 Request::Whole whole_of(const Request& request) {
   Request::Whole whole{.name = std::string(request.name()), .list = list_of(request)};
@@ -164,7 +151,7 @@ int fewest(const std::vector<std::vector<int>>& hosts) {
 }
 
 HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, milliseconds timeout,
-                         MakeNet make_net)
+                         MakeNet make_net, const WatchedProcesses& watched)
     : store_(store),
       rank_(rank),
       layout_(std::move(layout)),
@@ -191,6 +178,7 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
     for (const int member : hosts_[host_]) {
       options.members.push_back(layout_.members[member]);
       options.doors.push_back(layout_.doors[member]);
+      if (!watched.empty()) options.processes.push_back(watched[member]);
     }
     options.called = numbers_of(options.members, *store.launcher_status());
     const Store own = store.prefix(fmt::format("host/{}", host_));
@@ -228,25 +216,31 @@ bool HostThenNet::on_two_levels(const Request& request) const {
 Work HostThenNet::start(Request&& request) {
   return levels_->guarded([&]() -> Work {
     const at::NoGradGuard no_grad;
-    const bool on_two = on_two_levels(request);
-    if (on_two) request.step_of = whole_of(request);
-    const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
-    WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
-    if (on_two) {
+    // What throws comes before the call is numbered. Recorded is the group's number, not a step's.
+    if (on_two_levels(request)) {
+      request.step_of = whole_of(request);
+      Chunks chunks = two_levels(request);
+      const WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
       // Starting takes what is under way further. Peers that have dropped their operation and left
       // the group are an error for a rank that waits, and none for one that drops its own.
       try {
-        return Work(std::make_shared<TwoLevelWork>(levels_, operation, two_levels(request)));
-      } catch (const CommError& error) {
+        TwoLevelWork::Chunks begun;
+        for (Stages& chunk : chunks) begun.push_back(levels_->pipeline.add(std::move(chunk)));
+        return Work(std::make_shared<TwoLevelWork>(levels_, operation, std::move(begun)));
+      } catch (const std::exception& error) {
         levels_->abort_all(error.what());
         return Work(std::make_shared<FailedWork>(std::current_exception()));
       }
     }
+    const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
+    Request part = request;
+    part.call = 0;
     // Of a message its own two ranks know the most.
-    (to_one ? operation.timeout : request.timeout) += kLater;
+    (to_one ? request.timeout : part.timeout) += kLater;
+    Work work = to_one ? message(std::move(part)) : levels_->all->start(std::move(part));
     return Work(std::make_shared<OneLevelWork>(
-        levels_, operation,
-        to_one ? message(std::move(request)) : levels_->all->start(std::move(request))));
+        levels_, WireOperation{.notice = numbers_.next(request), .timeout = request.timeout},
+        std::move(work)));
   });
 }
 
@@ -281,7 +275,6 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
                                         const Request& request, Request part) const {
   part.timeout = request.timeout + kLater;
   part.label = request.label;
-  part.call = request.call;
   part.context = request.context;
   part.advice = request.advice;
   part.divide_by = request.divide_by;
@@ -316,8 +309,7 @@ HostThenNet::Chunks HostThenNet::all_reduce(const Request& request, const at::Te
 
 // The data is cut among the columns. Each sums its region over the host, then over the hosts, and
 // the ranks of the host put the regions together.
-std::shared_ptr<Pipeline::Chunk> HostThenNet::reduce_chunk(const Request& request,
-                                                           const at::Tensor& data) {
+Stages HostThenNet::reduce_chunk(const Request& request, const at::Tensor& data) {
   std::vector<at::Tensor> regions;
   for (int local = 0; local < local_size(); ++local) {
     const Range region =
@@ -338,7 +330,7 @@ std::shared_ptr<Pipeline::Chunk> HostThenNet::reduce_chunk(const Request& reques
   }
   steps.back = step(levels_->host_broadcast, request,
                     {.what = Collective::AllGather, .inputs = {mine}, .outputs = regions});
-  return levels_->pipeline.add(std::move(steps));
+  return steps;
 }
 
 // One tensor of size() equal parts, or the list as it is.
@@ -376,7 +368,7 @@ HostThenNet::Chunks HostThenNet::reduce_scatter(const Request& request) {
                            .outputs = request.outputs,
                            .op = request.op});
     }
-    chunks.push_back(levels_->pipeline.add(std::move(steps)));
+    chunks.push_back(std::move(steps));
   }
   return chunks;
 }
@@ -397,7 +389,7 @@ HostThenNet::Chunks HostThenNet::all_gather(const Request& request) {
                       {.what = Collective::AllGather,
                        .inputs = {column[host]},
                        .outputs = of_host(outputs, static_cast<int>(host))});
-    chunks.push_back(levels_->pipeline.add(std::move(steps)));
+    chunks.push_back(std::move(steps));
   }
   return chunks;
 }
@@ -412,7 +404,7 @@ HostThenNet::Chunks HostThenNet::broadcast(const Request& request) {
   }
   steps.back = step(levels_->host_broadcast, request,
                     {.what = Collective::Broadcast, .outputs = request.outputs, .peer = column});
-  return {levels_->pipeline.add(std::move(steps))};
+  return {steps};
 }
 
 HostThenNet::Chunks HostThenNet::barrier(const Request& request) {
@@ -420,23 +412,31 @@ HostThenNet::Chunks HostThenNet::barrier(const Request& request) {
   steps.within = step(levels_->host_reduce, request, {.what = Collective::Barrier});
   if (local_ == 0) steps.across = step(levels_->column, request, {.what = Collective::Barrier});
   steps.back = step(levels_->host_broadcast, request, {.what = Collective::Barrier});
-  return {levels_->pipeline.add(std::move(steps))};
+  return {steps};
 }
 
 std::shared_ptr<Transport> HostThenNet::subset(const std::vector<int>& members, int color) {
   return levels_->guarded([&] {
+    const WatchedProcesses here = levels_->host_reduce->processes();
+    WatchedProcesses watched(members.size());
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (!here.empty() && host_of(members[i]) == host_) watched[i] = here[local_of(members[i])];
+    }
     return make_transport(store_.prefix(fmt::format("split/{}/{}", numbers_.collectives(), color)),
-                          index_of(members, rank_), layout_.of(members), timeout_, make_net_);
+                          index_of(members, rank_), layout_.of(members), timeout_, make_net_,
+                          watched);
   });
 }
 
 }  // namespace
 
 std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Topology& layout,
-                                          milliseconds timeout, const MakeNet& make_net) {
+                                          milliseconds timeout, const MakeNet& make_net,
+                                          const WatchedProcesses& watched) {
   const auto hosts = layout.by_host();
   if (hosts.size() == 1) {
-    ShmOptions options{.timeout = timeout, .members = layout.members, .doors = layout.doors};
+    ShmOptions options{
+        .timeout = timeout, .members = layout.members, .doors = layout.doors, .processes = watched};
     const LauncherStatus& status = *store.launcher_status();
     if (status.has_numbers()) options.called = numbers_of(options.members, status);
     return make_shm_transport(store, rank, layout.size(), std::move(options));
@@ -444,7 +444,7 @@ std::shared_ptr<Transport> make_transport(const Store& store, int rank, const To
   if (static_cast<int>(hosts.size()) == layout.size()) {
     return make_net(store, {.rank = rank, .members = layout.members});
   }
-  return std::make_shared<HostThenNet>(store, rank, layout, timeout, make_net);
+  return std::make_shared<HostThenNet>(store, rank, layout, timeout, make_net, watched);
 }
 
 }  // namespace lockstep::comm

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/host/processes.h"
 #include "comm/store/store.h"
 #include "comm/transport.h"
 #include "comm/world/topology.h"
@@ -29,10 +30,12 @@ using MakeNet = std::function<std::shared_ptr<Transport>(const Store&, const Net
 int64_t chunk_bytes(int columns, int hosts);
 
 // Every rank calls it, with a store under the same prefix. The transport that suits the layout: shm
-// for one host, the network's for ranks that are all on hosts of their own, else both. Throws what
-// they throw.
+// for one host, the network's for ranks that are all on hosts of their own, else both. `watched`
+// are processes of this host, by rank, whose end is to be noticed before they arrive, too; empty:
+// none. Throws what they throw.
 std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Topology& layout,
                                           std::chrono::milliseconds timeout,
-                                          const MakeNet& make_net);
+                                          const MakeNet& make_net,
+                                          const WatchedProcesses& watched = {});
 
 }  // namespace lockstep::comm

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -132,6 +133,19 @@ class TwoLevelWork : public LevelsWork {
   bool is_over() override;
 
   Chunks chunks_;
+};
+
+// An operation that failed while it was started: wait() throws the reason.
+class FailedWork : public Pending {
+ public:
+  explicit FailedWork(std::exception_ptr why) : why_(std::move(why)) {}
+
+ private:
+  void finish() override { std::rethrow_exception(why_); }
+  bool finish_within(std::chrono::microseconds) override { std::rethrow_exception(why_); }
+  bool advance() override { return true; }
+
+  const std::exception_ptr why_;
 };
 
 }  // namespace lockstep::comm

@@ -9,6 +9,7 @@
 #include "comm/reduce/reduction.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/group_memory.h"
+#include "comm/shm/offer.h"
 #include "comm/shm/segment.h"
 #include "comm/text.h"
 #include "core/hash/mix.h"
@@ -44,47 +45,12 @@ uint64_t hash_of(const std::vector<Piece>& pieces) {
   return hash;
 }
 
-// `to` is all zeros.
-template <size_t N>
-void set_text(char (&to)[N], std::string_view text) {
-  const size_t length = std::min(text.size(), N - 1);
-  if (length != 0) std::memcpy(to, text.data(), length);
-}
-
 // What has no room ends in a hash of it all.
 template <size_t N>
 void set_list(char (&to)[N], const std::string& text) {
   if (text.size() < N) return set_text(to, text);
   const std::string end = fmt::format("... (hash {:08x})", fnv1a<uint32_t>(text));
   set_text(to, text.substr(0, N - 1 - end.size()) + end);
-}
-
-// A segment's whereabouts, or why there is none, as one rank tells the others.
-struct Offer {
-  SegmentHandle handle;
-  char problem[300];
-};
-
-// Creates a segment for the processes with these doors if it can; the offer says so either way.
-Offer make_offer(Segment& segment, int64_t bytes, const std::vector<std::string>& doors) {
-  Offer offer{};
-  try {
-    segment = Segment::create(bytes, doors);
-    offer.handle = segment.handle();
-  } catch (const CommError& error) {
-    set_text(offer.problem, error.what());
-  }
-  return offer;
-}
-
-// All but rank 0's, which makes the memory.
-std::vector<std::string> others_of(const std::vector<std::string>& doors) {
-  return {doors.begin() + 1, doors.end()};
-}
-
-Segment accept(const Offer& offer) {
-  if (offer.handle.bytes < 0) throw CommError(offer.problem);
-  return Segment::attach(offer.handle);
 }
 
 class ShmTransport;
@@ -201,6 +167,7 @@ class ShmTransport : public Transport {
 
   void abort_all(std::string_view why) noexcept override { exchange_->channel().abort_all(why); }
   std::optional<std::string> failure() override { return exchange_->channel().failure(); }
+  WatchedProcesses processes() const override { return exchange_->channel().processes(); }
 
   // Ranks show each other what a message would bring too late, behind those of the program.
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
@@ -221,7 +188,7 @@ class ShmTransport : public Transport {
     } else {
       const Offer offer = shown_by(members[0]);
       try {
-        segment = accept(offer);
+        segment = attached(offer);
       } catch (const CommError& error) {
         set_text(mine.problem, error.what());
       }
@@ -383,7 +350,7 @@ class ShmTransport : public Transport {
     share(offer, what, c10::typeMetaToScalarType(options.dtype()), c10::multiply_integers(sizes));
     if (offer.handle.bytes < 0) throw CommError(offer.problem);
     try {
-      if (rank() != 0) segment = accept(offer);
+      if (rank() != 0) segment = attached(offer);
       segment.populate(own.begin, own.end - own.begin);
     } catch (const CommError& error) {
       exchange_->channel().fail(error.what());  // the others wait for this rank
@@ -421,25 +388,50 @@ class ShmTransport : public Transport {
   int64_t memories_ = 0;
 };
 
+constexpr const char* kSegment = "segment";
+
+// What rank 0 offers. The store does not say that its process has ended: where it is watched, it is
+// looked at now and then.
+std::string offered(const Store& store, int rank, const ShmOptions& options) {
+  constexpr milliseconds kSlice{100};
+  const Process* const first = options.processes.empty() ? nullptr : options.processes[0].get();
+  if (first == nullptr) return store.get(kSegment, options.timeout);
+  const auto until = std::chrono::steady_clock::now() + options.timeout;
+  for (;;) {
+    const bool has_ended = first->has_ended();  // before the look at what it has left
+    try {
+      return store.get(kSegment, kSlice);
+    } catch (const CommError&) {
+      if (store.launcher_status()->has_reported()) throw;
+      if (store.check({kSegment})) continue;
+      if (!has_ended && std::chrono::steady_clock::now() < until) continue;
+      if (!has_ended) throw;
+    }
+    const auto name = [&](int r) { return options.called.empty() ? r : options.called[r]; };
+    throw CommError(
+        fmt::format("[shm] start on rank {} cannot go on: rank {} (process {}) has ended",
+                    name(rank), name(0), first->pid()));
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
                                               ShmOptions options) {
   Exchange::check_size(size);
   options.launcher_status = store.launcher_status();
-  const std::string key = "segment";
   Segment segment;
   if (rank == 0) {
     const Offer offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
-    store.set(key, {reinterpret_cast<const char*>(&offer), sizeof offer});
+    store.set(kSegment, {reinterpret_cast<const char*>(&offer), sizeof offer});
     if (offer.handle.bytes < 0) throw CommError(offer.problem);
   } else {
-    const std::string text = store.get(key, options.timeout);
+    const std::string text = offered(store, rank, options);
     Offer offer;
     if (text.size() != sizeof offer)
       throw CommError("[shm] the store's key 'segment' was written by another version");
     std::memcpy(&offer, text.data(), sizeof offer);
-    segment = accept(offer);
+    segment = attached(offer);
   }
   return std::make_shared<ShmTransport>(std::move(segment), rank, size, std::move(options));
 }

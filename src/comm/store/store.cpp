@@ -154,6 +154,11 @@ Store Store::connect(const StoreOptions& options) {
     // Python's server waits until it has counted all ranks; ours does not: ranks wait for each
     // other when they join a group, with an error that names those that are missing.
     if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
+  } catch (const StoreRefusal& error) {
+    throw ConfigError(
+        fmt::format("[store] {} cannot count this rank (key {}): {}; look at what other "
+                    "programs keep there, or set MASTER_PORT to a free port on every rank",
+                    store.address(), kArrivals, error.what()));
   } catch (const StoreGivenUp& error) {
     throw CommError(fmt::format("[store] the connection to {} {}", store.address(), error.what()));
   } catch (const StoreUnreachable& error) {

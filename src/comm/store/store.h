@@ -45,7 +45,8 @@ struct StoreOptions {
 class Store {
  public:
   // As torch.distributed's env:// makes it, so that Python ranks use the same store, served by them
-  // or by this library. Throws CommError with the address and what to do.
+  // or by this library. Throws CommError with the address and what to do;
+  // ConfigError where the store is full, or its count of ranks is something else.
   static Store connect(const StoreOptions& options);
 
   // Does not wait for the server.

@@ -4,10 +4,8 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 namespace lockstep {
@@ -112,10 +110,10 @@ Tls::Tls(Tls&&) noexcept = default;
 Tls::~Tls() { ERR_clear_error(); }
 
 void Tls::push(std::string_view bytes) {
-  if (!bytes.empty() && BIO_write(state_->in, bytes.data(), static_cast<int>(bytes.size())) !=
-                            static_cast<int>(bytes.size())) {
+  size_t taken = 0;
+  if (bytes.empty()) return;
+  if (BIO_write_ex(state_->in, bytes.data(), bytes.size(), &taken) != 1 || taken != bytes.size())
     fail("no memory");
-  }
 }
 
 size_t Tls::read(char* to, size_t room) {
@@ -123,14 +121,13 @@ size_t Tls::read(char* to, size_t room) {
   ERR_clear_error();  // what other users of this thread have left would be taken for ours
   size_t done = 0;
   while (done < room) {
-    const size_t most = std::min<size_t>(room - done, std::numeric_limits<int>::max());
-    const int got = SSL_read(ssl, to + done, static_cast<int>(most));
-    if (got <= 0) {
-      const int error = SSL_get_error(ssl, got);
+    size_t got = 0;
+    if (const int ok = SSL_read_ex(ssl, to + done, room - done, &got); ok != 1) {
+      const int error = SSL_get_error(ssl, ok);
       if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_ZERO_RETURN) break;
       fail("a broken stream");
     }
-    done += static_cast<size_t>(got);
+    done += got;
   }
   return done;
 }
@@ -161,7 +158,9 @@ void Tls::write(std::string_view plain) {
     state_->waiting += plain;
     return;
   }
-  if (SSL_write(ssl, plain.data(), static_cast<int>(plain.size())) <= 0) fail("cannot write");
+  size_t taken = 0;
+  if (SSL_write_ex(ssl, plain.data(), plain.size(), &taken) != 1 || taken != plain.size())
+    fail("cannot write");
   state_->written += plain.size();
   if (state_->written > kMostWithOneKey) renew_key();
 }
@@ -176,7 +175,10 @@ void Tls::renew_key() {
 
 std::string Tls::take_output() {
   std::string bytes(static_cast<size_t>(BIO_ctrl_pending(state_->out)), '\0');
-  if (!bytes.empty()) BIO_read(state_->out, bytes.data(), static_cast<int>(bytes.size()));
+  size_t got = 0;
+  if (!bytes.empty() && BIO_read_ex(state_->out, bytes.data(), bytes.size(), &got) != 1)
+    fail("no output");
+  bytes.resize(got);
   return bytes;
 }
 

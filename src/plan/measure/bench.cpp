@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@ using Call = std::function<void()>;
 
 const comm::CallOptions kLabel = {.label = "bench"};
 constexpr int kFewest = 5, kMost = 2000;
+constexpr int64_t kFewestBytes = 1 << 10;  // of the smallest collective
 
 double seconds_of_one(const Call& call) {
   const auto begin = Clock::now();
@@ -38,7 +40,8 @@ double largest_of_ranks(const comm::Group& group, double value) {
 double seconds_of(const comm::Group& group, double budget, const Call& call) {
   call();  // memory is touched, kernels are chosen
   const double first = largest_of_ranks(group, seconds_of_one(call));
-  const int count = std::clamp(static_cast<int>(budget / std::max(first, 1e-7)), kFewest, kMost);
+  const auto count =
+      static_cast<int>(std::clamp<double>(budget / std::max(first, 1e-7), kFewest, kMost));
   std::vector<double> seconds;
   for (int i = 0; i < count; ++i) {
     group.barrier(kLabel).wait();
@@ -65,7 +68,7 @@ double resident_bytes() {
 
 void measure_collectives(const comm::Group& group, const BenchOptions& options, Machine& machine) {
   const int64_t ranks = group.size();
-  for (int64_t bytes = 1 << 10; bytes <= options.largest_bytes; bytes *= 8) {
+  for (int64_t bytes = kFewestBytes; bytes <= options.largest_bytes; bytes *= 8) {
     const int64_t part = std::max<int64_t>(1, bytes / 4 / ranks);
     const at::Tensor whole = group.empty({part * ranks}).zero_(),
                      own = whole.narrow(0, part * group.rank(), part);
@@ -91,6 +94,12 @@ Machine measure_machine(const comm::World& world, const BenchOptions& options) {
     throw ConfigError(
         "[bench] measures ranks on CPUs; for GPUs give lockstep plan their name (lockstep plan "
         "--devices lists them)");
+  }
+  if (!(options.seconds_each >= 0) || options.largest_bytes < kFewestBytes) {
+    throw ConfigError(
+        fmt::format("[bench] {} seconds each and collectives of up to {} bytes: give at least 0 "
+                    "seconds and {} bytes",
+                    options.seconds_each, options.largest_bytes, kFewestBytes));
   }
   if (world.local_size() != world.size()) {
     throw ConfigError("[bench] measures the ranks of one node: start them on one host");

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "comm/store/client.h"
 #include "comm/store/protocol.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -119,6 +120,18 @@ TEST(Store, B67_AnswersPythonAsItsOwnDoes) {
                                           LOCKSTEP_PEERS_PYTHON, LOCKSTEP_SOURCE_DIR, store.port());
   EXPECT_EQ(std::system(command.c_str()), 0);
   EXPECT_EQ(store.get("from_python", 1s), "2");
+}
+
+// torch.distributed's stores are open to all, and count their ranks under this key.
+TEST(Store, AStoreThatCannotCountItsRanksIsRefused) {
+  const Store store = served();
+  const auto deadline = StoreClient::Clock::now() + 5s;
+  StoreClient("127.0.0.1", store.port(), deadline).set_confirmed(kArrivals, "many", deadline);
+  const std::string error = message_of<ConfigError>(
+      [&] { (void)Store::connect({.host = "127.0.0.1", .port = store.port(), .timeout = 5s}); });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr(store.address()), HasSubstr("init/): its value is not a number"),
+                    HasSubstr("MASTER_PORT")));
 }
 
 TEST(Store, APortInUseIsSaidToBe) {
