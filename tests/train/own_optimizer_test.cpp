@@ -84,24 +84,28 @@ train::TrainerOptions options_with(const std::string& directory, int64_t steps) 
 struct Halves {
   const char* name;
   Division first, second;
+  int shard_ranks = 0;  // of an Fsdp; 1: each rank has all shards, and one of them saves
 };
 class OwnOptimizerOfATrainer : public testing::TestWithParam<Halves> {};
 INSTANTIATE_TEST_SUITE_P(, OwnOptimizerOfATrainer,
                          testing::Values(Halves{"Ddp", Division::None, Division::None},
                                          Halves{"DdpThenFsdp", Division::None, Division::Gathered},
-                                         Halves{"FsdpThenDdp", Division::Shared, Division::None}),
+                                         Halves{"FsdpThenDdp", Division::Shared, Division::None},
+                                         Halves{"CopiesThenCopies", Division::Gathered,
+                                                Division::Gathered, 1}),
                          [](const auto& test) { return test.param.name; });
 
 TEST_P(OwnOptimizerOfATrainer, GoesOnAsOneThatWasNotStopped) {
-  const auto [name, first, second] = GetParam();
+  const auto [name, first, second, shard_ranks] = GetParam();
   const Folder folder;
-  spawn(2, [&](World& world) {
+  spawn(2, [&, first = first, second = second, shard_ranks = shard_ranks](World& world) {
     const auto samples = train_samples(60);
     const auto run = [&](const std::string& directory, int64_t steps, Division division) {
       torch::manual_seed(1);
       TrainNet net;
       auto options = options_with<SavedMoments>(directory, steps);
       options.fsdp = divided(division);
+      if (options.fsdp) options.fsdp->shard_ranks = shard_ranks;
       train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
       trainer.run();
       if (auto* fsdp = trainer.fsdp()) fsdp->unshard();
