@@ -21,6 +21,9 @@ if(outer MATCHES " (-fno-exceptions|-fno-rtti) ")
   message(FATAL_ERROR "Lockstep cannot be compiled with ${CMAKE_MATCH_1}, nor can libtorch's headers: set it for your "
                       "own targets alone, with target_compile_options")
 endif()
+if(NOT LOCKSTEP_WERROR)
+  add_compile_options(-Wno-error)  # of such a project, which asks for more warnings than these sources are free of
+endif()
 # Losses that are not finite have to be seen, and the same bits to come out whether or not the processor can fuse a
 # product with a sum.
 add_compile_options(-fno-fast-math -ffp-contract=off)

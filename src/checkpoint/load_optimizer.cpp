@@ -335,7 +335,7 @@ void load_optimizer(Optimizer& optimizer, const std::string& path,
       "Load into torch's Adam, AdamW, SGD, RMSprop or Adagrad over whole parameters, save a "
       "checkpoint with a Checkpointer, and restore that: it fits however parameters are sharded";
   try {
-    new_state(optimizer);
+    refuse_unknown(optimizer);
   } catch (const ConfigError&) {
     throw ConfigError(fmt::format("[checkpoint] load_optimizer: {} is not known here. {}",
                                   c10::demangle(typeid(optimizer).name()), kWay));

@@ -68,6 +68,11 @@ std::vector<Option> options_of(torch::optim::OptimizerOptions& options) {
   return {};
 }
 
+constexpr const char* kOwnOptimizer =
+    "For another, write a function stateful() beside it (docs/resuming.md), and track it as an "
+    "object of its own class; or derive the class from checkpoint::Stateful, too, as a Trainer "
+    "needs it";
+
 }  // namespace
 
 std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state) {
@@ -98,10 +103,28 @@ std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& op
   if (dynamic_cast<const Adagrad*>(&optimizer)) return std::make_unique<AdagradParamState>();
   throw ConfigError(fmt::format(
       "[checkpoint] an optimizer of class {} cannot be tracked: torch's Adam, AdamW, SGD, RMSprop "
-      "and Adagrad can, and what is derived from them, and a ZeroOptimizer. For another, write a "
-      "function stateful() beside it (docs/resuming.md), and track it as an object of its own "
-      "class",
-      c10::demangle(typeid(optimizer).name())));
+      "and Adagrad can, and what is derived from them, and a ZeroOptimizer. {}",
+      c10::demangle(typeid(optimizer).name()), kOwnOptimizer));
+}
+
+void refuse_unknown(const Optimizer& optimizer) {
+  const auto known = new_state(optimizer);
+  const auto refuse = [&](const std::type_info& kind) {
+    throw ConfigError(fmt::format(
+        "[checkpoint] an optimizer of class {} cannot be tracked as the one of libtorch that it is "
+        "derived from: it keeps {}, which would be lost. {}",
+        c10::demangle(typeid(optimizer).name()), c10::demangle(kind.name()), kOwnOptimizer));
+  };
+  for (const auto& [parameter, state] : optimizer.state()) {
+    if (state == nullptr) continue;
+    const auto& own = *state;
+    if (typeid(own) != typeid(*known)) refuse(typeid(own));
+  }
+  for (const auto& group : optimizer.param_groups()) {
+    // Nothing is changed by way of these references.
+    auto& options = const_cast<torch::optim::OptimizerOptions&>(group.options());
+    if (options_of(options).empty()) refuse(typeid(options));
+  }
 }
 
 namespace {

@@ -27,6 +27,10 @@ std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
 std::unique_ptr<torch::optim::OptimizerParamState> new_state(
     const torch::optim::Optimizer& optimizer);
 
+// Throws ConfigError for an optimizer that is not known, and for one that is derived from such and
+// keeps options or states of another class: they would be lost.
+void refuse_unknown(const torch::optim::Optimizer& optimizer);
+
 // How an optimizer of Lockstep's own class, such as ZeroOptimizer, is tracked when it is given as a
 // torch::optim::Optimizer&: nullptr for one of another class. The constructor of such a class
 // registers it, any number of times.

@@ -66,4 +66,12 @@ Piece part_piece(std::string name, const PartOf& whole, const at::Tensor& values
           parts_of(whole.sizes, whole.strides, whole.range, values.detach()), Held::InParts};
 }
 
+Piece piece_of_parameter(std::string name, const at::Tensor& parameter, const at::Tensor& values) {
+  const PartOf* whole = part_of(parameter);
+  if (whole == nullptr) return whole_piece(std::move(name), values);
+  Piece piece = part_piece(std::move(name), *whole, values);
+  piece.is_copy = !whole->saves;
+  return piece;
+}
+
 }  // namespace lockstep::checkpoint

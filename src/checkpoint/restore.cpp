@@ -159,9 +159,10 @@ void Restore::add_own(const std::string& prefix, Saved& saved) {
 
 // The tensor of the manifest that a piece is read from: under its own name or, where that is not
 // there, under another that it has here.
-const std::string* Restore::stored(const Piece& piece, const std::vector<std::string>& aliases) {
+const std::string* Restore::stored(const std::string& piece, Held held,
+                                   const std::vector<std::string>& aliases) {
   const auto find = [&](const std::string& name) {
-    if (piece.held == Held::ByAll && (each_rank_.has(piece.name) || each_rank_.has(name))) {
+    if (held == Held::ByAll && (each_rank_.has(piece) || each_rank_.has(name))) {
       if (const std::string* own = primary(own_name(name))) {
         others_.push_back(pattern_of(name) + "/rank-*");
         return own;
@@ -169,7 +170,7 @@ const std::string* Restore::stored(const Piece& piece, const std::vector<std::st
     }
     return primary(name);
   };
-  const std::string* found = find(piece.name);
+  const std::string* found = find(piece);
   for (size_t i = 0; i < aliases.size() && found == nullptr; ++i) found = find(aliases[i]);
   return found;
 }
@@ -181,30 +182,34 @@ void Restore::compare(const std::string& prefix, Wanted& wanted) {
     aliases[prefix + target].push_back(prefix + alias);
   }
   std::erase_if(wanted.state.pieces, [&](Piece& piece) {
-    piece.name = prefix + piece.name;
-    const std::string* name = stored(piece, aliases[piece.name]);
-    aliases.erase(piece.name);
+    const std::string path = prefix + piece.name;
+    const std::string* name = stored(path, piece.held, aliases[path]);
+    aliases.erase(path);
     if (name == nullptr) {
-      if (!matches_with_object(piece.name, options_.allow_missing)) {
+      if (!matches_with_object(path, options_.allow_missing)) {
         faults_.push_back(
-            fmt::format("{} is missing: {} here", piece.name, text_of(piece.dtype, piece.sizes)));
+            fmt::format("{} is missing: {} here", path, text_of(piece.dtype, piece.sizes)));
       }
       return true;
     }
     used_.insert(*name);
     const auto& saved = manifest().tensors.at(*name);
     if (saved.sizes != piece.sizes || saved.dtype != dtype_of(piece.dtype)) {
-      faults_.push_back(fmt::format("{} differs: {} there, {} here", piece.name,
+      faults_.push_back(fmt::format("{} differs: {} there, {} here", path,
                                     text_of(scalar_type_of(saved.dtype), saved.sizes),
                                     text_of(piece.dtype, piece.sizes)));
+    }
+    if (const auto why = fault_of_parts(piece); !why.empty()) {
+      faults_.push_back(fmt::format("{} cannot be written to here: {}", path, why));
+      return true;
     }
     for (auto& part : piece.parts) {
       leave_repeats_out(part);
       if (const auto why = obstacle_to_writing(part.tensor); !why.empty()) {
-        faults_.push_back(fmt::format("{} cannot be written to here: {}", piece.name, why));
+        faults_.push_back(fmt::format("{} cannot be written to here: {}", path, why));
       }
     }
-    piece.name = *name;
+    wanted.from.push_back(name);
     return false;
   });
   for (const auto& [target, others] : aliases) {  // of what other ranks read
@@ -247,8 +252,9 @@ void Restore::find_unexpected() {
 
 void Restore::plan() {
   for (const auto& wanted : wanted_) {
-    for (const auto& piece : wanted.state.pieces) {
-      const auto& [name, tensor] = *manifest().tensors.find(piece.name);
+    for (size_t i = 0; i < wanted.from.size(); ++i) {
+      const Piece& piece = wanted.state.pieces[i];
+      const auto& [name, tensor] = *manifest().tensors.find(*wanted.from[i]);
       for (const auto& part : piece.parts) {
         if (part.tensor.numel() == 0) continue;
         for (const auto& box : tensor.boxes) {

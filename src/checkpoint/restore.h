@@ -46,7 +46,8 @@ class Restore {
   struct Wanted {
     Stateful* object;
     State state;
-    bool any = false;  // the checkpoint has something of it
+    bool any = false;                           // the checkpoint has something of it
+    std::vector<const std::string*> from = {};  // the manifest's name of each of state.pieces
   };
 
   void compare();
@@ -56,7 +57,8 @@ class Restore {
   void compare_values(const std::string& prefix, Wanted& wanted);
   void find_unexpected();
   const std::string* primary(const std::string& name) const;
-  const std::string* stored(const Piece& piece, const std::vector<std::string>& aliases);
+  const std::string* stored(const std::string& name, Held held,
+                            const std::vector<std::string>& aliases);
   void plan();
   void verify();
   struct Copy {

@@ -79,14 +79,15 @@ at::Tensor save_memory(int64_t bytes, bool pinned) {
 }
 
 void check(const Piece& piece) {
-  for (const auto& [box, tensor] : piece.parts) {
-    if (tensor.layout() != at::kStrided || tensor.sizes() != at::IntArrayRef(box.size) ||
-        tensor.scalar_type() != piece.dtype) {
-      throw ConfigError(fmt::format(
-          "[checkpoint] {}: {} is given by a tensor of {} [{}], or one that is not dense",
-          piece.name, text_of(box), comm::name_of(tensor.scalar_type()),
-          fmt::join(tensor.sizes(), ", ")));
-    }
+  if (const auto fault = fault_of_parts(piece); !fault.empty()) {
+    throw ConfigError(fmt::format("[checkpoint] {}: {}", piece.name, fault));
+  }
+  const bool is_all = piece.parts.size() == 1 && piece.parts.front().box == whole(piece.sizes);
+  if (piece.held == Held::ByAll && !is_all) {
+    throw ConfigError(fmt::format(
+        "[checkpoint] {}: every rank has all of it (Held::ByAll), and gives {}: give "
+        "the whole as one part, or say Held::InParts",
+        piece.name, piece.parts.empty() ? "no part" : text_of(piece.parts.front().box)));
   }
   dtype_of(piece.dtype);
 }
@@ -129,6 +130,21 @@ struct ValueText {
 };
 
 }  // namespace
+
+std::string fault_of_parts(const Piece& piece) {
+  for (const auto& [box, tensor] : piece.parts) {
+    if (!tensor.defined()) return text_of(box) + " is given by an undefined tensor";
+    if (tensor.layout() != at::kStrided || tensor.sizes() != at::IntArrayRef(box.size) ||
+        tensor.scalar_type() != piece.dtype) {
+      return fmt::format("{} is given by a tensor of {} [{}], or one that is not dense",
+                         text_of(box), comm::name_of(tensor.scalar_type()),
+                         fmt::join(tensor.sizes(), ", "));
+    }
+    if (!is_inside(piece.sizes, box))
+      return fmt::format("{} lies outside of [{}]", text_of(box), fmt::join(piece.sizes, ", "));
+  }
+  return "";
+}
 
 Names names_of(const Tracked& tracked) {
   Names names;
@@ -220,6 +236,7 @@ Share share_of(const State& state, const Shard& rank) {
   Share share;
   int64_t place = 0;
   for (const auto& piece : state.pieces) {
+    if (piece.held == Held::InParts && piece.is_copy) continue;
     if (piece.held == Held::InParts) {
       for (const auto& [box, values] : piece.parts) {
         // Of a tensor without elements at least its sizes.

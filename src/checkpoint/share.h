@@ -34,8 +34,11 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns);
 // As matches(), and by the name of the object which has it: "net" for "net/fc.weight".
 bool matches_with_object(const std::string& name, const std::vector<std::string>& patterns);
 
+// What is wrong with the parts of a piece, for errors; empty when nothing is.
+std::string fault_of_parts(const Piece& piece);
+
 // Everything that a rank has, under the names of the checkpoint. Throws ConfigError for a name that
-// comes twice, and parts that do not have their box's sizes.
+// comes twice, parts that do not have their box's sizes, and parts of what every rank has all of.
 State described(const Tracked& tracked, const EachRank& each_rank);
 
 // Texts that are the same on all ranks that save the same: of what all ranks have, a line each, of

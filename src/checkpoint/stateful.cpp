@@ -87,10 +87,11 @@ std::optional<Piece> piece_of_part(const std::string& path, const PartOf& whole,
 class OptimizerState : public Stateful {
  public:
   explicit OptimizerState(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
-    new_state(optimizer);  // refuses one that is not known
+    refuse_unknown(optimizer);
   }
 
   State state(const Names& names) const override {
+    refuse_unknown(optimizer_);
     State state{.values = option_values(optimizer_)};
     each(names, [&](const std::string& name, const at::Tensor& parameter) {
       const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
@@ -117,6 +118,7 @@ class OptimizerState : public Stateful {
 
   State destination(const Saved& saved, const Names& names) override {
     const at::NoGradGuard no_grad;
+    refuse_unknown(optimizer_);
     State state{.values = option_values(optimizer_)};
     next_.clear();
     counts_.clear();
@@ -326,6 +328,8 @@ std::shared_ptr<Stateful> stateful_module(const std::string& name,
 }
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
   if (auto tracked = tracked_by_its_class(optimizer)) return tracked;
+  // Not kept, as any optimizer.
+  if (auto* own = dynamic_cast<Stateful*>(&optimizer)) return {std::shared_ptr<void>(), own};
   return std::make_shared<OptimizerState>(optimizer);
 }
 std::shared_ptr<Stateful> stateful(data::Loader& loader) { return place_in_data(loader); }

@@ -1,18 +1,22 @@
 // An optimizer of a program's own class is tracked by a function of the program's, as
 // docs/resuming.md shows.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "checkpoint/model.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/parallel/stateful.h"
 #include "support/folder.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 // As in a program, outside of the library's namespace.
 namespace own_optimizer {
 namespace {
 
 using lockstep::checkpoint::Names;
+using lockstep::checkpoint::piece_of_parameter;
 using lockstep::checkpoint::State;
 using lockstep::checkpoint::Stateful;
 
@@ -51,7 +55,7 @@ std::shared_ptr<Stateful> stateful(Lion& lion) {
       State all{.values = {{"lr", lion.param_groups()[0].options().get_lr()}}};
       for (const auto& p : lion.param_groups()[0].params()) {
         all.pieces.push_back(
-            lockstep::checkpoint::whole_piece("moment/" + names.of(p).value(), lion.moment(p)));
+            piece_of_parameter("moment/" + names.of(p).value(), p, lion.moment(p)));
       }
       return all;
     }
@@ -71,6 +75,8 @@ namespace lockstep::test {
 namespace {
 
 using own_optimizer::Lion;
+using testing::AllOf;
+using testing::HasSubstr;
 
 TEST(OwnOptimizer, GoesOnAsIfNothingHadBeenOnAnotherNumberOfRanks) {
   const Folder folder;
@@ -94,6 +100,63 @@ TEST(OwnOptimizer, GoesOnAsIfNothingHadBeenOnAnotherNumberOfRanks) {
     train(net, lion, 2);
     train(expected, other, 4);
     EXPECT_TRUE(same(net, expected));
+  });
+}
+
+// Derived from one of libtorch's, with states of its own in the place of that one's.
+struct SignState : torch::optim::OptimizerCloneableParamState<SignState> {
+  at::Tensor moment;
+};
+
+struct SignSgd : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure) override {
+    const at::NoGradGuard no_grad;
+    for (const auto& p : param_groups()[0].params()) {
+      auto& own = state()[p.unsafeGetTensorImpl()];
+      if (own == nullptr) own = std::make_unique<SignState>();
+      at::Tensor& moment = static_cast<SignState&>(*own).moment;
+      if (!moment.defined()) moment = at::zeros_like(p);
+      moment.mul_(0.9).add_(p.grad());
+      p.sub_(0.01 * moment.sign());
+    }
+    return {};
+  }
+};
+
+struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {};
+
+struct SignAdam : torch::optim::Adam {
+  explicit SignAdam(const std::vector<at::Tensor>& parameters) : Adam(parameters) {
+    param_groups()[0].set_options(std::make_unique<SignOptions>());
+  }
+};
+
+TEST(OwnOptimizer, WhatADerivedOneKeepsInsteadOfItsBasesIsNotLostUnsaid) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Everything net;
+    SignSgd sgd(net.trained(), torch::optim::SGDOptions(0.1));
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("net", net);
+    checkpoints.track("sgd", sgd);
+    train(net, sgd, 1);
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(1); }),
+                AllOf(HasSubstr("SignSgd cannot be tracked as the one of libtorch"),
+                      HasSubstr("SignState, which would be lost"), HasSubstr("stateful()")));
+    SignAdam adam(net.trained());
+    EXPECT_THAT(message_of<ConfigError>([&] { checkpoints.track("adam", adam); }),
+                HasSubstr("SignOptions, which would be lost"));
+    ZeroOptimizer zero(net.trained(), world,
+                       parallel::zero<SignSgd>(torch::optim::SGDOptions(0.1)));
+    Checkpointer divided(world, folder / "zero");
+    divided.track("net", net);
+    divided.track("zero", zero);
+    zero.zero_grad();
+    net.loss().backward();
+    zero.step();
+    EXPECT_THAT(message_of<CheckpointError>([&] { divided.save(1); }),
+                HasSubstr("SignState, which would be lost"));
   });
 }
 

@@ -159,15 +159,17 @@ def test_a_project_with_the_sources_in_it(folder):
 
 
 def test_flags_of_a_project_with_the_sources_in_it(folder):
-    """isfinite() works and symbols are exported, whatever compiler flags the outer project has."""
+    """isfinite() works, symbols are exported and warnings are no errors, whatever flags the outer project has."""
     build = folder + "/build"
-    with_sources(build, "lockstep", "-DCMAKE_CXX_FLAGS=-ffast-math", "-DCMAKE_CXX_VISIBILITY_PRESET=hidden",
+    with_sources(build, "lockstep", "-DCMAKE_CXX_FLAGS=-ffast-math -Wsign-conversion -Werror",
+                 "-DCMAKE_CXX_VISIBILITY_PRESET=hidden",
                  "-DCMAKE_VISIBILITY_INLINES_HIDDEN=ON").expect()
     commands = run("ninja", "-C", build, "-t", "commands", "start").out
     ours = [line for line in commands.splitlines() if "-ffast-math" in line and "start.cpp" not in line]
     assert ours, commands[-3000:]
     for line in ours:
         assert re.search("-ffast-math .*-fno-fast-math ", line), line
+        assert " -c " not in line or re.search("-Werror .*-Wno-error ", line), line
         assert not re.search("-fvisibility=hidden|-fvisibility-inlines-hidden", line), line
     with_sources(folder + "/refused", "lockstep", "-DCMAKE_CXX_FLAGS=-fno-rtti").expect(
         status=1, err=r"cannot\s+be\s+compiled\s+with\s+-fno-rtti")

@@ -35,6 +35,9 @@ std::optional<Box> intersection(const Box& a, const Box& b);
 // dimensions, and none for an empty range.
 std::vector<Box> boxes_of(const Sizes& sizes, const Range& range);
 
+// Whether a tensor has all of a box.
+bool is_inside(const Sizes& sizes, const Box& box);
+
 // "" when the boxes hold each element of a tensor once; else what is wrong: "[0:4, 2:3] lies
 // outside", "... overlaps ...", "12 of 16 elements".
 std::string fault_of(const Sizes& sizes, const std::vector<Box>& boxes);

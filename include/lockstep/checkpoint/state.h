@@ -35,10 +35,16 @@ struct Piece {
   Sizes sizes;  // of the whole
   std::vector<Part> parts;
   Held held = Held::ByAll;
+  bool is_copy = false;  // of parts that another rank saves, too; they are restored on both
 };
 
-// A piece of which every rank has all.
+// A piece of which every rank has all, as one part.
 Piece whole_piece(std::string name, const at::Tensor& tensor);
+
+// What an optimizer keeps of a parameter: `values` has an element for each of the parameter's, in
+// the same sizes. Of a parameter of an Fsdp, which has this rank's part, they are this rank's part
+// of the whole, so that Ddp and Fsdp restore each other's on any number of ranks.
+Piece piece_of_parameter(std::string name, const at::Tensor& parameter, const at::Tensor& values);
 
 // The pattern that matches this name alone: "*", "?", "[", "]" and "\" of it are escaped.
 std::string pattern_of(const std::string& name);
@@ -100,8 +106,10 @@ class Stateful {
   // state() has.
   virtual State destination(const Saved&, const Names& names) { return state(names); }
 
-  // The parts of destination() are filled, and the values are those saved. Called on all ranks
-  // after all have verified what they read.
+  // The parts of destination() are filled, and the values are those saved. The state is
+  // destination()'s, without pieces that the checkpoint does not have (where that was allowed).
+  // Called on all ranks after all have verified what they read, unless the checkpoint has nothing
+  // of this object.
   virtual void restored(const State&) {}
 
   // Adds what others call the tensors of this one, which is tracked as `prefix`.

@@ -31,8 +31,10 @@ std::shared_ptr<Stateful> stateful_module(const std::string& name,
 // each group ("group/0/lr"), and the state by parameter ("exp_avg/net/fc.weight"; "exp_avg/0/3"
 // where no tracked module has it: group and index). A checkpoint's is looked up under all names
 // that a tied parameter has here or there. Of a parameter without any state there Adagrad keeps
-// what it has, and the others begin. A ZeroOptimizer is saved as one, by its own function. Throws
-// ConfigError for another class.
+// what it has, and the others begin. A ZeroOptimizer is saved as one, by its own function, and
+// an optimizer of the program's that is a Stateful, too, as that says. Throws ConfigError for
+// another class, and for one that keeps options or, when it is saved, states of a class of its own.
+// What a derived class has in members of its own is not saved.
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
 
 // Where the loop stands.

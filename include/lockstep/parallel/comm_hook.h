@@ -78,6 +78,11 @@ class CommHook {
   // A checkpoint calls it, with zeros, before it restores anything. Without an override a state
   // that does not fit is found by restore() alone, after other objects were restored.
   virtual void check(const std::map<std::string, at::Tensor>& state) const;
+  // Whether what state() calls so is the same on all ranks, as a count of passes, or all of an
+  // error that is left to send, of which ranks have parts. A checkpoint that another number of
+  // ranks restores gives each of them rank 0's of the former, and the mean over ranks of the
+  // latter. What is not of floating point is the same on all in any case.
+  virtual bool is_same_on_all(std::string_view /*name*/) const { return false; }
 
   // From the next pass on gradients are `factor` times what they were, because GradScaler changed
   // the loss scale: what the hook carries has to follow. Throws ConfigError when a hook that has a

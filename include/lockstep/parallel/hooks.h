@@ -73,6 +73,7 @@ class PowerSgd : public CommHook {
   void attach(const std::map<std::string, at::Tensor>& parameters) override;
   // "iteration", and by parameter "error/..." and "q/...".
   std::map<std::string, at::Tensor> state() const override;
+  bool is_same_on_all(std::string_view name) const override { return name.starts_with("q/"); }
   void restore(const std::map<std::string, at::Tensor>& state) override;
   void check(const std::map<std::string, at::Tensor>& state) const override;
   void rescale(double factor) override;

@@ -43,7 +43,7 @@ std::shared_ptr<Stateful> stateful(Averager& averager);
 // What the hook keeps on each rank of Ddp's group: checkpoints.track("hook", stateful(*hook,
 // group)). As many ranks as saved it get their own back; on another number of ranks each gets the
 // mean of all residuals, so that error feedback corrects the average by the same amount, and rank
-// 0's values of the rest.
+// 0's values of the rest (CommHook::is_same_on_all).
 std::shared_ptr<Stateful> stateful(CommHook& hook, const Group& group);
 
 }  // namespace lockstep::parallel

@@ -38,6 +38,14 @@ void add_boxes(const Sizes& sizes, size_t first, const Range& range, Box box,
   if (end * row < range.end) add_row(end, 0, range.end - end * row);
 }
 
+}  // namespace
+
+int64_t elements(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+Box whole(const Sizes& sizes) { return {Sizes(sizes.size(), 0), sizes}; }
+
 bool is_inside(const Sizes& sizes, const Box& box) {
   if (box.offset.size() != sizes.size() || box.size.size() != sizes.size()) return false;
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -48,14 +56,6 @@ bool is_inside(const Sizes& sizes, const Box& box) {
   }
   return true;
 }
-
-}  // namespace
-
-int64_t elements(const Sizes& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
-Box whole(const Sizes& sizes) { return {Sizes(sizes.size(), 0), sizes}; }
 
 std::optional<Box> intersection(const Box& a, const Box& b) {
   Box common = a;

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "comm/shm/door.h"
+#include "core/hash/mix.h"
 #include "core/version.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -165,9 +166,19 @@ std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
 
 std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine,
                                      milliseconds timeout) {
-  if (store.add(fmt::format("taken/{}", rank), 1) > 1) {
-    throw ConfigError(
-        fmt::format("[comm] two processes have RANK={}: each rank of a job needs its own", rank));
+  // A number of this process, which a second one that adds its own recognises as its own.
+  const auto process =
+      static_cast<int64_t>(fnv1a<uint64_t>(fmt::format("{} {}", mine.host, ::getpid())) >> 24 | 1);
+  if (const int64_t sum = store.add(fmt::format("taken/{}", rank), process); sum != process) {
+    if (sum != 2 * process) {
+      throw ConfigError(
+          fmt::format("[comm] two processes have RANK={}: each rank of a job needs its own", rank));
+    }
+    throw ConfigError(fmt::format(
+        "[comm] rank {} has joined already, in this process: there are two copies of Lockstep in "
+        "it, as where a plug-in or a Python module has one of its own. Link all of them with the "
+        "same shared library",
+        rank));
   }
   const std::string own = line_of(rank, mine);
   const auto more = store.for_c10d();

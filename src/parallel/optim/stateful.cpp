@@ -20,8 +20,7 @@ using checkpoint::stateful_values;
 using checkpoint::value_of;
 using checkpoint::Values;
 
-// Not the sum over ranks, like an error left to send, but the same on all.
-bool is_common(const std::string& name) { return name == "iteration" || name.starts_with("q/"); }
+bool is_number(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
 
 class HookOfRank : public Stateful {
  public:
@@ -43,14 +42,15 @@ class HookOfRank : public Stateful {
     State state{.others = {"rank-*"}};
     // A hook that counts its passes always has a state: this one was not saved, and the caller says
     // so. Another may have had none yet.
-    is_missing_ = saved.tensors.empty() && hook_.state().contains("iteration");
+    const auto counts = [](const auto& item) { return !is_number(item.second.scalar_type()); };
+    is_missing_ = saved.tensors.empty() && std::ranges::any_of(hook_.state(), counts);
     if (is_missing_) return this->state({});
     const auto want = [&](int rank) {
       const std::string prefix = fmt::format("rank-{}/", rank);
       for (const auto& [path, tensor] : saved.tensors) {
         if (!path.starts_with(prefix)) continue;
         const std::string name = path.substr(prefix.size());
-        if (rank != group_.rank() && rank != 0 && is_common(name)) continue;
+        if (rank != group_.rank() && rank != 0 && is_common(name, tensor.dtype)) continue;
         auto& to = next_[name].emplace_back(at::empty(tensor.sizes, tensor.dtype));
         state.pieces.push_back(piece(rank, name, to));
       }
@@ -72,7 +72,7 @@ class HookOfRank : public Stateful {
     if (is_missing_) return;  // which was allowed
     std::map<std::string, at::Tensor> state;
     for (const auto& [name, tensors] : next_) {
-      if (same_ranks_ || is_common(name)) {
+      if (same_ranks_ || is_common(name, tensors.front().scalar_type())) {
         state[name] = tensors.front();
         continue;
       }
@@ -89,6 +89,11 @@ class HookOfRank : public Stateful {
     Piece piece = checkpoint::whole_piece(fmt::format("rank-{}/{}", rank, name), tensor);
     piece.held = checkpoint::Held::InParts;
     return piece;
+  }
+
+  // Not the sum over ranks, like an error left to send, but the same on all.
+  bool is_common(const std::string& name, at::ScalarType type) const {
+    return !is_number(type) || hook_.is_same_on_all(name);
   }
 
   CommHook& hook_;

@@ -18,10 +18,12 @@
 #include <vector>
 
 #include "comm/store/store.h"
+#include "comm/world/rendezvous.h"
 #include "core/files/fd.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 #include "support/without_stdout.h"
 
 namespace lockstep::comm {
@@ -344,6 +346,22 @@ TEST(World, NamesTheLimitOfDescriptorsWhereItIsTooLow) {
                },
                {.backend = backend});
   }
+}
+
+// Each copy of the library counts its worlds, so that both ask for the first one.
+TEST(World, TwoCopiesOfTheLibraryInOneProcessAreTold) {
+  isolated([] {
+    test::LoopbackSocket socket;
+    const Store store = Store::connect({.host = "127.0.0.1",
+                                        .port = socket.port,
+                                        .server = true,
+                                        .listen_fd = socket.listen().fd.release()});
+    const auto join = [&] { exchange_members(store, 0, this_member(1, 0, {}), 60s); };
+    join();
+    EXPECT_THAT(test::message_of<ConfigError>(join),
+                AllOf(HasSubstr("rank 0 has joined already, in this process"),
+                      HasSubstr("two copies of Lockstep")));
+  });
 }
 
 TEST(World, TwoProcessesWithOneRankAreTold) {
