@@ -39,6 +39,11 @@ std::map<std::string, std::string> options_in(const std::string& output_dir) {
     // Files of before 0.1.0 have it without the "eval".
     out[name == "log-all" ? "log-eval-all" : name] = line.substr(end + 1);
   }
+  // And have none of these.
+  if (!out.empty()) {
+    out.emplace("mixed", "refuse");
+    out.emplace("parallel-calls", "false");
+  }
   return out;
 }
 
