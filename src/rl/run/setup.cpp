@@ -180,7 +180,8 @@ std::string model_folder(const std::string& model) {
   if (!revision.empty() && fs::is_directory(folder)) return folder;
   throw ConfigError(fmt::format(
       "[three_domain] --model {} is neither a folder nor a name in {}: hf download {} brings it "
-      "there",
+      "there. It takes config.json, tokenizer.json (or a .tiktoken file), and model.safetensors or "
+      "model.safetensors.index.json with its shards",
       model, hub, model));
 }
 
