@@ -24,6 +24,8 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "program.h"
@@ -36,8 +38,9 @@ struct Flags {
   rl::RunOptions run;
   int64_t num_gpus = 0;  // 0: not given
   std::string norm = "token", scale = "std", order, tau2_python = "python3", config;
-  std::string parallel = "auto";
-  bool dry_run = false;
+  std::string parallel = "auto", log_eval = "first";
+  int64_t accumulation = 1;
+  bool dry_run = false, force = false;
 };
 
 // What is not a value of RunOptions, or only spelt in another way.
@@ -76,11 +79,18 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--config", flags.config, "a YAML file with values of these flags");
   add("--iterations", o.iterations, "of a stage; 0: one pass over its tasks");
   add("--prompts", o.prompts, "tasks of an iteration");
+  add("--gradient-accumulation-steps", flags.accumulation,
+      "an iteration has so many times --prompts tasks")
+      ->check(example::positive());
   add("--temperature", o.temperature, "of sampling");
   add("--top-p", o.top_p, "of sampling");
   add("--max-new-tokens", o.max_new_tokens, "of a message");
   add("--max-turns", o.max_turns, "messages of the agent");
   add("--context", o.context, "tokens of an episode");
+  add("--mixed", o.mixed, "text before a call of a tool: refuse, it is malformed, or drop it")
+      ->check(CLI::IsMember({"refuse", "drop"}));
+  app.add_flag("--parallel-calls", o.parallel_calls,
+               "a message may have several calls, which are made in their order");
   add("--clip-low", o.clip_low, "the ratio counts down to 1 - this");
   add("--clip-high", o.clip_high, "and up to 1 + this");
   add("--updates-per-rollout", o.updates_per_rollout, "optimizer steps");
@@ -122,9 +132,13 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one");
   app.add_flag("--dry-run", flags.dry_run,
                "print curriculum, memory and collectives; train and write nothing");
+  app.add_flag("--force", flags.force, "also where the host's memory is too small for the model");
   app.add_flag("--quiet", o.quiet, "print nothing");
   app.add_flag("!--no-cache", o.cache, "do the warm-up again");
-  app.add_flag("--log-eval-all", o.log_all, "trajectories of all trials of evaluations");
+  add("--log-eval", flags.log_eval, "trajectories of evaluations: of the first trials, or all")
+      ->check(CLI::IsMember({"first", "all"}));
+  app.add_flag("--log-eval-all", o.log_all, "as --log-eval all");
+  app.add_flag("--log-tokens", o.log_tokens, "trajectories with their tokens");
   app.add_flag("--export-hf", o.export_hf, "a folder of transformers for each stage");
 }
 
@@ -144,10 +158,23 @@ bool has_model(const std::vector<std::string>& arguments) {
   return has;
 }
 
-// "--learning-rate" for learning_rate.
+// What sections of a run's file, and the transformers Trainer, call some flags.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"--logging.output-dir", "--output-dir"},
+    {"--checkpoint.save-steps", "--save-every"},
+    {"--save-steps", "--save-every"},
+    {"--checkpoint.resume", "--resume"}};
+
+// "--learning-rate" for learning_rate, also for three_domain.learning_rate.
 std::string flag_of(std::string key) {
   std::replace(key.begin(), key.end(), '_', '-');
-  return "--" + key;
+  constexpr std::string_view kSection = "three-domain.";
+  if (key.starts_with(kSection)) key.erase(0, kSection.size());
+  const std::string flag = "--" + key;
+  for (const auto& [other, own] : kOtherNames) {
+    if (flag == other) return std::string(own);
+  }
+  return flag;
 }
 
 // learning_rate for "--learning-rate".
@@ -165,58 +192,104 @@ std::string text_of(const YAML::Node& value) {
 
 bool is_launched() { return !lockstep::launcher_of_rank().empty(); }
 
-// The values of a file, as flags. `program` names this one, for `lockstep train`; num_gpus is for
-// who starts the ranks.
-std::vector<std::string> flags_in(const lockstep::train::ConfigSource& source) {
-  const std::string& path = source.name;
-  CLI::App known;
-  Flags unused;
-  add_flags(known, unused);
-  std::vector<std::string> out;
-  std::string problems;
-  std::map<std::string, int> lines;  // of the keys so far
-  try {
-    const YAML::Node root = YAML::Load(source.text);
-    if (!root.IsMap()) throw lockstep::ConfigError("[three_domain] " + path + " has no keys");
-    for (const auto& item : root) {
-      const YAML::Node& key = item.first;
-      const YAML::Node& value = item.second;
-      const auto name = key.as<std::string>();
-      const std::string where = "\n  " + path + ":" + std::to_string(key.Mark().line + 1) + ": ";
-      const auto [first, is_new] = lines.emplace(flag_of(name), key.Mark().line + 1);
-      if (!is_new) {
-        problems +=
-            where + name + " is there twice, first in line " + std::to_string(first->second);
-        continue;
+// The values of a file.
+class FileFlags {
+ public:
+  // Throws ConfigError for all that is wrong with it. `program` names this one, for `lockstep
+  // train`; num_gpus and launch are for who starts the ranks.
+  explicit FileFlags(const lockstep::train::ConfigSource& source) : path_(source.name) {
+    add_flags(known_, unused_);
+    try {
+      const YAML::Node root = YAML::Load(source.text);
+      if (!root.IsMap()) throw lockstep::ConfigError("[three_domain] " + path_ + " has no keys");
+      for (const auto& item : root) read(item.first, item.second);
+      const auto ranks = values_.find("--num-gpus"),
+                 of_launch = values_.find("--launch.nproc-per-node");
+      if (ranks != values_.end() && of_launch != values_.end() &&
+          ranks->second != of_launch->second) {
+        object(root["launch"], "launch.nproc_per_node is " + of_launch->second + ", and num_gpus " +
+                                   ranks->second + ": give one of them");
       }
-      if (name == "program" || (name == "num_gpus" && is_launched())) continue;
-      const bool is_own = name == "config" || name == "help";
-      if (is_own) {
-        problems += where + "unknown key " + name;
-      } else if (known.get_option_no_throw(flag_of(name)) == nullptr) {
-        const std::string nearest = key_of(example::nearest_option(known, flag_of(name)));
-        problems += where + "unknown key " + name + "; the nearest is " + nearest;
-      } else if (!value.IsScalar() && !value.IsSequence()) {
-        problems += where + "the value of " + name + " is neither a value nor a list of values";
-      } else if (const std::string text = text_of(value); text.empty()) {
-        problems += where + "the value of " + name + " is empty: give one, or leave the key out";
-      } else {
-        out.push_back(flag_of(name) + "=" + text);
-      }
+    } catch (const YAML::Exception& error) {
+      throw lockstep::ConfigError("[three_domain] " + path_ + ": " + error.what());
     }
-  } catch (const YAML::Exception& error) {
-    throw lockstep::ConfigError("[three_domain] " + path + ": " + error.what());
+    if (!problems_.empty()) {
+      throw lockstep::ConfigError(
+          "[three_domain] keys are the flags of three_domain --help, with _ for -:" + problems_);
+    }
   }
-  if (!problems.empty()) {
-    throw lockstep::ConfigError(
-        "[three_domain] keys are the flags of three_domain --help, with _ for -:" + problems);
+
+  const std::vector<std::string>& words() const { return words_; }
+  // Of `lockstep run`, from the section launch.
+  const std::vector<std::string>& launch() const { return launch_; }
+
+ private:
+  static bool is_section(const std::string& name) {
+    return name == "three_domain" || name == "launch" || name == "logging" || name == "checkpoint";
   }
-  return out;
-}
+
+  void read(const YAML::Node& key, const YAML::Node& value) {
+    const auto name = key.as<std::string>();
+    if (!is_section(name)) return add("", key, value);
+    if (!is_new(name, key) || value.IsNull()) return;
+    if (!value.IsMap()) return object(key, "section " + name + " has no keys");
+    for (const auto& item : value) add(name + ".", item.first, item.second);
+  }
+
+  void add(const std::string& section, const YAML::Node& key, const YAML::Node& value) {
+    const std::string name = section + key.as<std::string>();
+    std::string flag = flag_of(name);
+    if (!is_new(flag, key) || name == "program") return;
+    const bool is_own = flag == "--config" || flag == "--help";
+    if (section != "launch." && (is_own || known_.get_option_no_throw(flag) == nullptr)) {
+      return object(key, "unknown key " + name + hint(section, flag, is_own));
+    }
+    if (!value.IsScalar() && !value.IsSequence()) {
+      return object(value, "the value of " + name + " is neither a value nor a list of values");
+    }
+    std::string text = text_of(value);
+    if (text.empty()) {
+      return object(value, "the value of " + name + " is empty: give one, or leave the key out");
+    }
+    values_[flag] = text;
+    if (section == "launch.") {
+      launch_.push_back("--" + flag.substr(std::string("--launch.").size()) + "=" + text);
+    } else if (flag != "--num-gpus" || !is_launched()) {
+      words_.push_back(flag + "=" + (flag == "--resume" && text == "latest" ? "true" : text));
+    }
+  }
+
+  std::string hint(const std::string& section, const std::string& flag, bool is_own) const {
+    if (section == "logging.") return "; of this section three_domain takes output_dir";
+    if (section == "checkpoint.") return "; of this section three_domain takes save_steps, resume";
+    return is_own ? "" : "; the nearest is " + key_of(example::nearest_option(known_, flag));
+  }
+
+  bool is_new(const std::string& flag, const YAML::Node& key) {
+    const auto [first, is_first] = lines_.emplace(flag, key.Mark().line + 1);
+    if (!is_first) {
+      object(key, key.as<std::string>() + " is there twice, first in line " +
+                      std::to_string(first->second));
+    }
+    return is_first;
+  }
+
+  void object(const YAML::Node& at, const std::string& what) {
+    problems_ += "\n  " + path_ + ":" + std::to_string(at.Mark().line + 1) + ": " + what;
+  }
+
+  std::string path_, problems_;
+  CLI::App known_;
+  Flags unused_;
+  std::map<std::string, int> lines_;  // of the keys so far
+  std::map<std::string, std::string> values_;
+  std::vector<std::string> words_, launch_;
+};
 
 // All flags: those of the file, which those of the command line override; and where each is from.
 struct Arguments {
   std::vector<std::string> words;
+  std::vector<std::string> launch;                      // flags of `lockstep run`, of the file
   std::map<std::string, std::string> origins;           // by the name of RunOptions::as_text()
   std::optional<lockstep::train::ConfigSource> source;  // the file as it was read
 };
@@ -232,7 +305,12 @@ void add_origins(Arguments& arguments, const std::vector<std::string>& words, co
 }
 
 Arguments arguments_of(int argc, char** argv) {
-  const std::vector<std::string> given(argv + 1, argv + argc);
+  std::vector<std::string> given(argv + 1, argv + argc);
+  for (std::string& word : given) {
+    const size_t end = std::min(word.find('='), word.size());
+    if (word.starts_with("--") && end > 2)
+      word = flag_of(word.substr(2, end - 2)) + word.substr(end);
+  }
   Arguments out;
   for (size_t i = 0; i < given.size(); ++i) {
     std::string file;
@@ -240,9 +318,10 @@ Arguments arguments_of(int argc, char** argv) {
     if (given[i] == "--config" && i + 1 < given.size()) file = given[i + 1];
     if (file.empty()) continue;
     out.source = lockstep::train::read_source(file);
-    const auto flags = flags_in(*out.source);
-    add_origins(out, flags, "file");
-    out.words.insert(out.words.end(), flags.begin(), flags.end());
+    const FileFlags flags(*out.source);
+    add_origins(out, flags.words(), "file");
+    out.words.insert(out.words.end(), flags.words().begin(), flags.words().end());
+    out.launch = flags.launch();
   }
   add_origins(out, given, "command line");
   out.words.insert(out.words.end(), given.begin(), given.end());
@@ -271,6 +350,17 @@ void describe(Flags& flags) {
   std::fputs(text.c_str(), stdout);
 }
 
+// Of a model that is given, before it is read.
+void show_memory(const rl::RunOptions& run, const lockstep::World& world) {
+  const bool is_counted = world.device().is_cpu() && world.local_size() == world.size();
+  if (run.model.empty() || run.quiet || !world.is_main() || !is_counted) return;
+  try {
+    std::fputs(lockstep::plan::memory_text(run, world.size()).c_str(), stdout);
+  } catch (const lockstep::Error&) {
+    // Of the model's folder: run_continual() says it on all ranks.
+  }
+}
+
 // `lockstep run` stands beside this program or in the PATH. Ranks read what was in the file when
 // this process did.
 void start_ranks(int64_t ranks, const Arguments& arguments, int argc, char** argv) {
@@ -282,8 +372,9 @@ void start_ranks(int64_t ranks, const Arguments& arguments, int argc, char** arg
   const std::string beside = (self.parent_path() / "lockstep").string();
   const std::string launcher = std::filesystem::exists(beside) ? beside : "lockstep";
   const std::string count = std::to_string(ranks);
-  std::vector<const char*> command{launcher.c_str(), "run", "--nproc-per-node", count.c_str(),
-                                   self.c_str()};
+  std::vector<const char*> command{launcher.c_str(), "run", "--nproc-per-node", count.c_str()};
+  for (const std::string& word : arguments.launch) command.push_back(word.c_str());
+  command.push_back(self.c_str());
   for (int i = 1; i < argc; ++i) command.push_back(argv[i]);
   command.push_back(nullptr);
   execvp(launcher.c_str(), const_cast<char* const*>(command.data()));
@@ -322,6 +413,12 @@ int main(int argc, char** argv) {
     flags.run.parallel = flags.parallel != "auto"         ? flags.parallel
                          : flags.run.reference == "shard" ? "fsdp"
                                                           : "ddp";  // to be seen
+    if (__builtin_mul_overflow(flags.run.prompts, flags.accumulation, &flags.run.prompts)) {
+      throw lockstep::ConfigError("[three_domain] --gradient-accumulation-steps " +
+                                  std::to_string(flags.accumulation) +
+                                  " is out of range for these --prompts");
+    }
+    if (flags.log_eval == "all") flags.run.log_all = true;
     rl::shorten_trial(flags.run);
     rl::allow_turns(flags.run);
     flags.run.check();
@@ -333,7 +430,7 @@ int main(int argc, char** argv) {
                                     " for " + std::to_string(ranks) +
                                     " ranks: each rank needs one");
       }
-      if (ranks > 1) start_ranks(ranks, arguments, argc, argv);
+      if (ranks > 1 || !arguments.launch.empty()) start_ranks(ranks, arguments, argc, argv);
     }
     const auto world = lockstep::World::from_env();
     if (flags.num_gpus > 0 && flags.num_gpus != world.size()) {
@@ -343,6 +440,8 @@ int main(int argc, char** argv) {
     }
     flags.run.parallel =
         flags.parallel == "auto" ? lockstep::plan::placement(flags.run, world) : flags.parallel;
+    show_memory(flags.run, world);
+    if (!flags.force) lockstep::plan::check_memory(flags.run, world);
     const auto course = course_of(flags);
     preempted = rl::run_continual(world, course, flags.run).preempted;
   });

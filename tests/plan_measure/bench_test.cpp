@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/core/error.h"
@@ -84,6 +86,30 @@ TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
   std::filesystem::create_symlink("loop", loop);
   EXPECT_THAT(lockstep_tool("bench --to " + loop).said,
               HasSubstr("[bench] --to " + loop + ": Too many levels of symbolic links"));
+}
+
+TEST_F(Bench, CallsAndStepsAreComparedWithGlooInTurns) {
+  for (const auto& [what, row] :
+       {std::pair{"all_reduce", "own_memory_seconds"}, std::pair{"ddp", "without_ddp_seconds"}}) {
+    const auto out =
+        lockstep_tool(std::string("bench ") + what + " --nproc-per-node 2 --to " + file_);
+    EXPECT_EQ(out.status, 0) << out.said;
+    EXPECT_THAT(out.said, HasSubstr("Gloo"));
+    EXPECT_THAT(out.said, HasSubstr("wrote " + file_ + "\n"));
+    const auto json = nlohmann::json::parse(test::contents(file_));
+    EXPECT_EQ(json.at("bench"), what);
+    EXPECT_EQ(json.at("ranks"), 2);
+    EXPECT_EQ(json.at("backend"), "shm");
+    EXPECT_GE(json.at("rows").size(), 2U);
+    for (const auto& each : json.at("rows")) {
+      EXPECT_GT(each.at(row), 0);
+      EXPECT_GT(each.at("gloo_seconds"), 0);
+    }
+  }
+  const auto alone = lockstep_tool("bench all_reduce");
+  EXPECT_NE(alone.status, 0) << alone.said;
+  EXPECT_THAT(alone.said, HasSubstr("one rank sends nothing: give --nproc-per-node 2 or more"));
+  EXPECT_THAT(lockstep_tool("bench all_reduc").said, HasSubstr("the nearest is all_reduce"));
 }
 
 TEST_F(Bench, RanksOfSeveralHostsAreRefused) {

@@ -138,7 +138,14 @@ TEST(MetricsJson, HasEachFigureUnderItsName) {
   EXPECT_EQ(json.at("basic").at("pass_at_k").at("2"), .75);
   EXPECT_EQ(json.at("continual_learning").at("tool_level_forgetting").at("fly"), .25);
   EXPECT_NEAR(json.at("continual_learning").at("tool_level_retention").at("fly"), 2 / 3., 1e-12);
-  EXPECT_EQ(json.at("learning_efficiency").at("aulc_training"), .5);
+  const auto& continual = json.at("continual_learning");
+  EXPECT_EQ(continual.at("forward_transfer_per_stage").dump(), "[null,0.25]");
+  EXPECT_EQ(continual.at("backward_transfer_per_stage").dump(), "[-0.25,null]");
+  const auto& efficiency = json.at("learning_efficiency");
+  EXPECT_EQ(efficiency.at("aulc_training"), .5);
+  EXPECT_EQ(efficiency.at("aulc"), .5);
+  EXPECT_EQ(efficiency.at("learning_efficiency_per_stage").dump(), "[0.05,0.025]");
+  EXPECT_NEAR(efficiency.at("learning_efficiency").get<double>(), .0375, 1e-12);
   EXPECT_EQ(json.at("generalization").at("tool_composition"), .75);  // retail's
   EXPECT_EQ(json.at("generalization").at("parameter"), .25);
   EXPECT_EQ(json.at("generalization").at("cross_domain"), .25);

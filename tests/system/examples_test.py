@@ -98,6 +98,9 @@ def test_a_language_model_as_a_file(folder):
     few = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     done = run("env", "-C", folder, BIN / "lockstep", "train", example, "--nproc-per-node", 2, *few)
     done.expect(out=[r"evaluated after step 2:.* perplexity [\d.]+$", r"sample after step 4: The "])
+    page = pathlib.Path(folder, "runs/gpt/report.html")
+    assert "sample" in page.read_text()  # the run has made it
+    page.unlink()
     page = run("env", "-C", folder, BIN / "lockstep", "report", "runs/gpt")
     page.expect()
     assert "sample" in pathlib.Path(folder, "runs/gpt/report.html").read_text()

@@ -60,6 +60,14 @@ def test_ranks_are_told_how_wide_their_terminal_is(folder):
     assert told(run(LOCKSTEP, "run", *COLUMNS_OF_RANKS, LOCKSTEP_COLUMNS="9").out) == ["", ""]
 
 
+def test_a_rollout_shows_how_far_it_is(folder):
+    small = ["--order", "airline", "--iterations", "2", "--warm-steps", "2", "--eval-tasks", "64", "--no-cache"]
+    shown = in_terminal(100, LOCKSTEP.parent / "three_domain", "--num-gpus", 1, *small, "--output-dir", folder + "/run")
+    line = r"evaluation of airline after no stage: played \d+ of 256 episodes, \d+ tokens/s\x1b\[K\r"
+    assert re.search(line, shown), shown
+    assert "stage_1_airline iteration 2: reward" in shown, shown  # elsewhere every tenth has a line
+
+
 def test_a_job_in_the_background_leaves_what_is_typed_to_the_shell(_):
     cat = f"{LOCKSTEP} run --nproc-per-node 2 cat"
     script = f'set -m; {cat} & wait $!; read line; echo "the shell has $line"; read line; {cat}'

@@ -129,6 +129,62 @@ def test_a_missing_value_does_not_take_the_next_option(folder):
     assert [path.name for path in folder.iterdir()] == ["f.yaml"], list(folder.iterdir())
 
 
+def test_a_section_of_a_runs_file_has_the_flags(folder):
+    file = pathlib.Path(folder, "run.yaml")
+    file.write_text("""three_domain:
+  beta: 0.05
+  order: [airline, retail]
+  iterations: 2
+  dry_run: true
+logging: {output_dir: OUT}
+checkpoint: {save_steps: 3}
+launch: {nproc_per_node: 2}
+learning_rate: 1e-3
+max_grad_norm: 0.5
+gradient_accumulation_steps: 2
+seed: 7
+""".replace("OUT", folder + "/out"))
+    said = [r"collectives of 2 ranks with 8 lanes", r"in 2 iterations of 32 x 8 episodes$", r"  after 3 iterations and"]
+    run(BIN / "three_domain", "--config", file).expect(out=said)
+    run(BIN / "lockstep", "train", file).expect(out=said)
+    run(BIN / "lockstep", "train", file, "--set", "three_domain.iterations=4", "--set", "checkpoint.save_steps=5",
+        "--set", "three_domain.num_gpus=3").expect(
+        out=[r"collectives of 3 ranks", r"in 4 iterations of 32 x 8", r"  after 5 iterations"])
+    for line, problem in {
+            "  betta: 1": r"run.yaml:2: unknown key three_domain.betta; the nearest is beta",
+            "  beta: 1\nbeta: 2": r"run.yaml:3: beta is there twice, first in line 2",
+            "  beta: 1\nlogging:\n  tensorboard: true":
+                r"run.yaml:4: unknown key logging.tensorboard; of this section",
+            "  beta: 1\nlaunch: {nproc_per_node: 3}\nnum_gpus: 2":
+                r"launch.nproc_per_node is 3, and num_gpus 2"}.items():
+        file.write_text(f"three_domain:\n{line}\n")
+        run(BIN / "three_domain", "--config", file, "--dry-run").expect(2, err=problem)
+
+
+def test_trajectories_have_tokens_where_they_are_asked_for(folder):
+    three_domain(2, folder + "/run", order="airline", log_tokens=None, log_eval="all").expect()
+    episodes = [json.loads(line) for line in pathlib.Path(folder, "run/trajectories.jsonl").read_text().splitlines()]
+    assert all(sum(one["mask"]) == one["tokens"] and len(one["mask"]) == len(one["token_ids"]) for one in episodes)
+    assert {one["sample"] for one in episodes if one["phase"] == "eval"} == {0, 1}
+    groups = {}
+    for one in episodes:
+        if one["phase"] == "learn":
+            groups.setdefault((one["iteration"], one["id"]), []).append(one)
+    assert groups and all(abs(sum(one["advantage"] for one in group)) < 1e-12 for group in groups.values()), groups
+
+
+def test_a_model_that_no_rank_has_room_for_is_refused_before_it_is_read(folder):
+    model = pathlib.Path(folder, "model")
+    model.mkdir()
+    sizes = {"model_type": "qwen3", "vocab_size": 500, "num_hidden_layers": 36, "intermediate_size": 100,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 40960,
+             "tie_word_embeddings": True, "hidden_size": 1 << 30}
+    (model / "config.json").write_text(json.dumps(sizes))
+    refused = run(BIN / "three_domain", "--num-gpus", 1, "--model", model, "--output-dir", folder + "/run")
+    refused.expect(2, out=r"^memory of a rank +total +weights",
+                   err=r"ddp: weights, gradients, optimizer and reference take [\d.]+ TiB of each rank.*--force")
+
+
 def test_numbers_and_names_that_are_wrong_are_named(folder):
     says = lambda *words: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", *words)
     for name in "--seed", "--iterations":

@@ -418,6 +418,24 @@ TEST_F(Ranks, AFileMayNameAProgramOfItsOwn) {
   done = run("train run.yaml");
   EXPECT_EQ(done.status, 2);
   EXPECT_THAT(done.said, HasSubstr("run.yaml:2: program four_domain; there is three_domain"));
+  // A section of that name says it, too, and may have others beside it.
+  write("run.yaml",
+        "three_domain:\n  num_gpus: 3\nlogging: {output_dir: x}\nlaunch:\n  max_restarts: 1\n");
+  done = run("train run.yaml --set three_domain.beta=0.05 --set launch.max_restarts=0");
+  EXPECT_EQ(done.status, 0) << done.said;
+  EXPECT_THAT(done.said, HasSubstr("rank 2 of 3: --config run.yaml --three-domain.beta=0.05\n"));
+  done = run("train run.yaml --set three_domain.num_gpus=2");
+  EXPECT_THAT(done.said, HasSubstr("rank 1 of 2: --config run.yaml"));
+  write("run.yaml", "three_domain: {beta: 0.05}\nlaunch:\n  nproc_per_node: 4\n");
+  EXPECT_THAT(run("train run.yaml").said, HasSubstr("rank 3 of 4: --config run.yaml"));
+  write("run.yaml", "three_domain:\n  beta: 0.05\nlaunch:\n  nproc_per_nod: 4\n");
+  done = run("train run.yaml");
+  EXPECT_EQ(done.status, 2) << done.said;
+  EXPECT_THAT(done.said, HasSubstr("run.yaml:4:3: unknown key 'nproc_per_nod'"));
+  write("run.yaml", "{three_domain: {beta: 0.05}, launch: {nproc_per_node: 2}}\n");
+  EXPECT_THAT(run("train run.yaml").said, HasSubstr("rank 1 of 2: --config run.yaml"));
+  EXPECT_THAT(run("config check run.yaml").said,
+              HasSubstr("run.yaml:1:16: a file with 'three_domain' is that program's"));
 }
 
 }  // namespace

@@ -152,7 +152,9 @@ int run(std::vector<std::string> words) {
     words.assign({"train"});
     words.insert(words.end(), flags.begin(), flags.end());
   } else if (words.front() == "bench") {
-    bench.check_words({words.begin() + 1, words.end()});
+    const auto flags = bench.take_what({words.begin() + 1, words.end()});
+    words.assign({"bench"});
+    words.insert(words.end(), flags.begin(), flags.end());
   } else if (words.front() != "doctor" && words.front() != "report" && words.front() != "top" &&
              words.front() != "plan" && words.front() != "simulate" && words.front() != "config" &&
              words.front() != "sweep" && words.front() != "tokenize" &&

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,15 @@ struct Selected {
 // All for no patterns. Throws CheckpointError when a pattern chooses nothing, or two tensors would
 // have one name.
 Selected select(const TensorFiles& files, const std::vector<std::string>& patterns);
+
+// What names begin with, and what they are to begin with instead. "net" is the name net, and all
+// that is below "net/" or "net."; "net/" is what is below it, without the "/".
+struct Renaming {
+  std::string from, to;
+};
+// The same tensors, each renamed by the first that fits it. Throws CheckpointError for a renaming
+// that fits none, one that leaves no name, and two tensors of one name.
+Selected renamed(const Selected& selected, const std::vector<Renaming>& renamings);
 
 // Options of write_folder().
 struct FolderOptions {
@@ -49,7 +59,11 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
 
 // What to write of a selection, read when it is written. Aliases become metadata, as
 // safetensors.torch.save_model writes them. C128 is written as F64 with a last dimension of 2,
-// since safetensors has no such dtype. `files` has to outlive the result.
-std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected);
+// since safetensors has no such dtype. With `dtype` (F64, F32, F16 or BF16) tensors of these four
+// are converted to it when they are read, rounded as at::Tensor::to(); a finite number that would
+// become infinite is a CheckpointError then, which names the tensor. `files` has to outlive the
+// result.
+std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected,
+                                    const std::optional<Dtype>& dtype = std::nullopt);
 
 }  // namespace lockstep::checkpoint

@@ -32,6 +32,12 @@ std::string placement(const rl::RunOptions& options, const comm::World& world);
 // Throws ConfigError for a model that cannot be read.
 std::string placement_here(const rl::RunOptions& options, int64_t ranks);
 
+// Throws ConfigError on all ranks where the states of such a run alone (weights, gradients,
+// optimizer and reference, as RunOptions::parallel divides them) are more than a rank's part of its
+// host's memory. Every rank calls it. Nothing for GPUs, the tiny model, and a model that cannot be
+// read.
+void check_memory(const rl::RunOptions& options, const comm::World& world);
+
 // The memory of each of `ranks` ranks in such a run, whole and sharded, and this host's part of
 // each: lines of text. Throws ConfigError for a model that cannot be read.
 std::string memory_text(const rl::RunOptions& options, int64_t ranks);

@@ -63,12 +63,21 @@ struct Played {
   int64_t own_tokens() const;
 };
 
+// How far roll_out() is.
+struct RolloutProgress {
+  int64_t episodes = 0;  // that it was given
+  int64_t over = 0;      // of them
+  int64_t tokens = 0;    // that the model has written
+};
+
 // Options of roll_out().
 struct RolloutOptions {
   Limits limits = {};
   double temperature = 1;  // 0: greedy
   double top_p = 1;
   int64_t rows = 64;  // episodes that are computed together
+  // Called before the first message of the model, and after each.
+  std::function<void(const RolloutProgress& progress)> on_message = {};
 };
 
 // Plays the episodes in the policy's own words. What is wrong with an environment ends its episode

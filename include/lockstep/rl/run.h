@@ -65,6 +65,9 @@ struct RunOptions {
   std::string joint_run = {};  // output_dir of such a run; empty: nothing is compared
   double temperature = 1, top_p = 1;
   int64_t max_new_tokens = 32, max_turns = 8, context = 384;
+  // Text before a call of a tool: "refuse", the message is malformed, or "drop", it is ignored.
+  std::string mixed = "refuse";
+  bool parallel_calls = false;  // a message may have several calls, which are made in their order
   int64_t warm_steps = 1000, warm_batch = 16;
   double warm_lr = 2e-3;
   double skill = 0.3;  // share of the scripted dialogues that follow the policy
@@ -92,15 +95,16 @@ struct RunOptions {
   bool quiet = false;
   bool cache = true;           // of the warm-up
   bool log_all = false;        // trajectories of all evaluations, not only of first trials
+  bool log_tokens = false;     // trajectories have their tokens, and which of them the agent wrote
   bool export_hf = false;      // a folder of transformers for each stage's checkpoint
   std::string cache_dir = {};  // empty: cache_folder()
   // Where values are from, by name ("command line", "file"); others are of the preset. For people.
   std::map<std::string, std::string> origins = {};
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, rollout_timeout, quiet, cache, cache_dir; and save_every and export_hf, which may
-  // differ between a run and its continuation, as parallel, reference and joint_run may. Of files
-  // with tasks also a digest of what is in them.
+  // resume, rollout_timeout, quiet, cache, log_tokens, cache_dir; and save_every and export_hf,
+  // which may differ between a run and its continuation, as parallel, reference and joint_run may.
+  // Of files with tasks also a digest of what is in them.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;
@@ -136,6 +140,9 @@ struct Course {
   std::shared_ptr<Voice> user_voice = {};
   // What one says that does nothing.
   std::vector<std::string> idle = {"Done."};
+  // What results.json says of where the tasks are from, as tau2_version; asked on rank 0 when tasks
+  // have been played. Empty: nothing.
+  std::function<std::map<std::string, std::string>()> facts = {};
 };
 
 // The three domains that need no data, at RunOptions::difficulty. Throws ConfigError for a model's

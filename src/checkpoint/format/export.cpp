@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <set>
 
+#include "checkpoint/format/conversion.h"
 #include "checkpoint/format/directory/names.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/tensor_files/tensor_kinds.h"
@@ -138,6 +139,15 @@ bool is_ours(const std::string& name) {
   return name == kIndexName || name == "model.safetensors" || fnmatch(kShard, name.c_str(), 0) == 0;
 }
 
+TensorBytes as(const Dtype& to, const Dtype& own, std::string_view bytes, const std::string& name) {
+  try {
+    return converted(bytes, own.name(), to);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("[checkpoint] tensor {}: {}: choose a wider dtype",
+                                      in_quotes(name), error.what()));
+  }
+}
+
 }  // namespace
 
 Selected select(const TensorFiles& files, const std::vector<std::string>& patterns) {
@@ -178,20 +188,64 @@ Selected select(const TensorFiles& files, const std::vector<std::string>& patter
   return selected;
 }
 
-std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected) {
+Selected renamed(const Selected& selected, const std::vector<Renaming>& renamings) {
+  std::vector<bool> fits(renamings.size());
+  const auto name_of = [&](const std::string& name) {
+    for (size_t i = 0; i < renamings.size(); ++i) {
+      const auto& [from, to] = renamings[i];
+      const bool is_below =
+          name.starts_with(from) && !is_pattern(from) &&
+          (name.size() == from.size() || from.ends_with('/') || from.ends_with('.') ||
+           name[from.size()] == '/' || name[from.size()] == '.');
+      if (!is_below || from.empty()) continue;
+      fits[i] = true;
+      return to + name.substr(from.size());
+    }
+    return name;
+  };
+  Selected out;
+  const auto put = [&](std::map<std::string, std::string>& into, const std::string& name,
+                       const std::string& target) {
+    const std::string other = name_of(name);
+    if (other.empty()) {
+      throw CheckpointError(
+          fmt::format("[checkpoint] {} would have no name: rename it to one", in_quotes(name)));
+    }
+    if (out.tensors.contains(other) || out.aliases.contains(other)) {
+      throw CheckpointError(
+          fmt::format("[checkpoint] two tensors would be called {}, one of them {}",
+                      in_quotes(other), in_quotes(name)));
+    }
+    into.emplace(other, target);
+  };
+  for (const auto& [name, stored] : selected.tensors) put(out.tensors, name, stored);
+  for (const auto& [alias, target] : selected.aliases) put(out.aliases, alias, name_of(target));
+  for (size_t i = 0; i < renamings.size(); ++i) {
+    if (fits[i]) continue;
+    throw CheckpointError(fmt::format("[checkpoint] no tensor is called {}, or is below it",
+                                      in_quotes(renamings[i].from)));
+  }
+  return out;
+}
+
+std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected,
+                                    const std::optional<Dtype>& dtype) {
   std::vector<TensorToWrite> tensors;
   const auto bytes = std::make_shared<std::optional<TensorBytes>>();
   for (const auto& [name, stored] : selected.tensors) {
     const StoredTensor& tensor = files.tensors().at(stored);
     Sizes sizes = tensor.sizes;
     if (tensor.dtype == "C128") sizes.push_back(2);
+    const bool converts = dtype && dtype->name() != tensor.dtype && is_convertible(tensor.dtype);
+    const Dtype own = *Dtype::named(tensor.dtype == "C128" ? "F64" : tensor.dtype);
     tensors.push_back({name,
-                       *Dtype::named(tensor.dtype == "C128" ? "F64" : tensor.dtype),
+                       converts ? *dtype : own,
                        std::move(sizes),
                        {},
-                       [&files, bytes, from = stored]() -> std::string_view {
+                       [&files, bytes, from = stored, own, to = converts ? *dtype : own]() {
                          bytes->reset();
                          bytes->emplace(files.read(from));
+                         if (to != own) *bytes = as(to, own, (*bytes)->view(), from);
                          return (*bytes)->view();
                        }});
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/core/error.h"
+#include "plan/measure/timing.h"
 
 namespace lockstep::plan {
 namespace {
@@ -19,38 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Call = std::function<void()>;
 
-const comm::CallOptions kLabel = {.label = "bench"};
 constexpr int kFewest = 5, kMost = 2000;
 constexpr int64_t kFewestBytes = 1 << 10;  // of the smallest collective
-
-double seconds_of_one(const Call& call) {
-  const auto begin = Clock::now();
-  call();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double largest_of_ranks(const comm::Group& group, double value) {
-  const at::Tensor one = at::full({1}, value, at::kDouble);
-  group.all_reduce(one, comm::ReduceOp::Max, kLabel).wait();
-  return one.item<double>();
-}
-
-// Seconds of a call, the median, of the slowest rank. All ranks make the same number of calls, and
-// each when all are there, so that no rank computes while another one waits.
-double seconds_of(const comm::Group& group, double budget, const Call& call) {
-  call();  // memory is touched, kernels are chosen
-  const double first = largest_of_ranks(group, seconds_of_one(call));
-  const auto count =
-      static_cast<int>(std::clamp<double>(budget / std::max(first, 1e-7), kFewest, kMost));
-  std::vector<double> seconds;
-  for (int i = 0; i < count; ++i) {
-    group.barrier(kLabel).wait();
-    seconds.push_back(seconds_of_one(call));
-  }
-  const auto middle = seconds.begin() + count / 2;
-  std::ranges::nth_element(seconds, middle);
-  return largest_of_ranks(group, *middle);
-}
 
 double product_flops(const comm::Group& group, at::ScalarType dtype, double budget) {
   constexpr int64_t kSize = 512;
@@ -76,10 +47,11 @@ void measure_collectives(const comm::Group& group, const BenchOptions& options, 
       to.push_back(
           {static_cast<double>(whole.nbytes()), seconds_of(group, options.seconds_each / 4, call)});
     };
-    add(machine.all_reduce, [&] { group.all_reduce(whole, comm::ReduceOp::Sum, kLabel).wait(); });
-    add(machine.all_gather, [&] { group.all_gather(whole, own, kLabel).wait(); });
+    add(machine.all_reduce,
+        [&] { group.all_reduce(whole, comm::ReduceOp::Sum, kBenchLabel).wait(); });
+    add(machine.all_gather, [&] { group.all_gather(whole, own, kBenchLabel).wait(); });
     add(machine.reduce_scatter,
-        [&] { group.reduce_scatter(own, whole, comm::ReduceOp::Sum, kLabel).wait(); });
+        [&] { group.reduce_scatter(own, whole, comm::ReduceOp::Sum, kBenchLabel).wait(); });
   }
   const auto& last = machine.all_reduce.back();
   const auto count = static_cast<double>(ranks);
@@ -87,7 +59,34 @@ void measure_collectives(const comm::Group& group, const BenchOptions& options, 
   machine.device.shares_memory = group.shared({1}).defined();
 }
 
+double seconds_of_one(const Call& call) {
+  const auto begin = Clock::now();
+  call();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 }  // namespace
+
+double largest_of_ranks(const comm::Group& group, double value) {
+  const at::Tensor one = at::full({1}, value, at::kDouble);
+  group.all_reduce(one, comm::ReduceOp::Max, kBenchLabel).wait();
+  return one.item<double>();
+}
+
+double seconds_of(const comm::Group& group, double budget, const Call& call) {
+  call();  // memory is touched, kernels are chosen
+  const double first = largest_of_ranks(group, seconds_of_one(call));
+  const auto count =
+      static_cast<int>(std::clamp<double>(budget / std::max(first, 1e-7), kFewest, kMost));
+  std::vector<double> seconds;
+  for (int i = 0; i < count; ++i) {
+    group.barrier(kBenchLabel).wait();
+    seconds.push_back(seconds_of_one(call));
+  }
+  const auto middle = seconds.begin() + count / 2;
+  std::ranges::nth_element(seconds, middle);
+  return largest_of_ranks(group, *middle);
+}
 
 Machine measure_machine(const comm::World& world, const BenchOptions& options) {
   if (!world.device().is_cpu()) {

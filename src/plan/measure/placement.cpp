@@ -52,6 +52,25 @@ bool fits(const rl::RunOptions& options, int64_t ranks, int64_t on_this_host) {
   return all.front().total + bytes_of_user(options, sizes) <= all.front().available;
 }
 
+// What is wrong with learning there at all; nothing when its states have room.
+std::string too_large(const rl::RunOptions& options, int64_t ranks, int64_t on_this_host) {
+  const auto sizes = sizes_for(options);
+  const bool divided = options.parallel == "fsdp" && ranks > 1;
+  for (const auto& m :
+       grpo_memory(sizes, part_of_host(on_this_host), grpo_options(options, sizes, ranks), ranks)) {
+    if (m.divided != divided || m.devices != (divided ? ranks : 1)) continue;
+    const double needed = m.states + bytes_of_user(options, sizes);
+    if (needed <= m.available) return "";
+    return fmt::format(
+        "[three_domain] --parallel {}: weights, gradients, optimizer and reference take {} of each "
+        "rank, before it has played an episode, and each of {} rank{} on its host has {}: give "
+        "{}more hosts, or a smaller model; --force tries it all the same",
+        options.parallel, bytes_text(needed), on_this_host, on_this_host == 1 ? "" : "s",
+        bytes_text(m.available), divided ? "" : "--parallel fsdp and several ranks, ");
+  }
+  return "";
+}
+
 }  // namespace
 
 train::TransformerConfig sizes_of(const models::TransformerOptions& o) {
@@ -110,6 +129,19 @@ std::string placement(const rl::RunOptions& options, const comm::World& world) {
 std::string placement_here(const rl::RunOptions& options, int64_t ranks) {
   if (options.reference == "shard") return "fsdp";
   return options.model.empty() || ranks == 1 || fits(options, ranks, ranks) ? "ddp" : "fsdp";
+}
+
+void check_memory(const rl::RunOptions& options, const comm::World& world) {
+  if (options.model.empty() || !world.device().is_cpu()) return;
+  std::string problem;
+  try {
+    problem = too_large(options, world.size(), world.local_size());
+  } catch (const Error&) {
+    // Of the model's folder: run_continual() reads it again.
+  }
+  for (const auto& of_rank : world.group().all_gather_bytes(problem, {.label = "memory"})) {
+    if (!of_rank.empty()) throw ConfigError(of_rank);
+  }
 }
 
 std::string memory_text(const rl::RunOptions& options, int64_t ranks) {

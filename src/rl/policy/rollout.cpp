@@ -22,17 +22,37 @@ std::unique_ptr<Object> made(std::unique_ptr<Object> object, const Planned& plan
   throw ConfigError(fmt::format("[rollout] {}: {}", name_of(planned.task), otherwise));
 }
 
+// Tells of each message.
+class Watched {
+ public:
+  Watched(const RolloutOptions& options, size_t episodes)
+      : options_(options), progress_{.episodes = static_cast<int64_t>(episodes)} {}
+  void add(size_t tokens, bool is_over) {
+    progress_.tokens += static_cast<int64_t>(tokens);
+    progress_.over += is_over;
+    tell();
+  }
+  void tell() const {
+    if (options_.on_message) options_.on_message(progress_);
+  }
+
+ private:
+  const RolloutOptions& options_;
+  RolloutProgress progress_;
+};
+
 // One episode, as the dialogue that its model sees.
 class EpisodeDialogue : public models::Dialogue {
  public:
   EpisodeDialogue(const Planned& planned, const Arena& arena, const text::Tokenizer& tokenizer,
-                  const AgentText& text, const Limits& limits)
+                  const AgentText& text, const Limits& limits, Watched& watched)
       : planned_(planned),
         tokenizer_(&tokenizer),
         text_(&text),
         environment_(made(arena.domain->make(), planned, "Domain::make() returned no environment")),
         user_(made(arena.make_user(), planned, "Arena::make_user returned no user")),
-        episode_(std::make_unique<Episode>(*environment_, *user_, limits)) {}
+        episode_(std::make_unique<Episode>(*environment_, *user_, limits)),
+        watched_(&watched) {}
 
   // False when it is over with that: there is nothing that the agent could answer.
   bool starts() {
@@ -45,6 +65,24 @@ class EpisodeDialogue : public models::Dialogue {
   }
 
   std::vector<int32_t> answer(std::span<const int32_t> message, models::Written how) override {
+    auto tokens = answer_to(message, how);
+    watched_->add(message.size(), episode_->over());
+    return tokens;
+  }
+
+  Played played(models::DialogueTokens tokens) {
+    return {.planned = planned_,
+            .tokens = std::move(tokens),
+            .log = episode_->log(),
+            .reward = episode_->reward(),
+            .end = episode_->why(),
+            .turns = episode_->turns(),
+            .calls = episode_->calls(),
+            .errors = episode_->errors()};
+  }
+
+ private:
+  std::vector<int32_t> answer_to(std::span<const int32_t> message, models::Written how) {
     if (how == models::Written::TooLong) episode_->stop(End::TooLong);
     if (how == models::Written::ContextFull) episode_->stop(End::ContextFull);
     if (episode_->over()) return {};
@@ -61,24 +99,13 @@ class EpisodeDialogue : public models::Dialogue {
     return tokens;
   }
 
-  Played played(models::DialogueTokens tokens) {
-    return {.planned = planned_,
-            .tokens = std::move(tokens),
-            .log = episode_->log(),
-            .reward = episode_->reward(),
-            .end = episode_->why(),
-            .turns = episode_->turns(),
-            .calls = episode_->calls(),
-            .errors = episode_->errors()};
-  }
-
- private:
   Planned planned_;
   const text::Tokenizer* tokenizer_;
   const AgentText* text_;
   std::unique_ptr<Environment> environment_;
   std::unique_ptr<UserSimulator> user_;
   std::unique_ptr<Episode> episode_;
+  Watched* watched_;
   std::vector<Message> seen_;  // before the agent's first message
 };
 
@@ -105,6 +132,7 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
   if (!text.prompt || !text.answer) {
     throw ConfigError("[rollout] AgentText lacks prompt or answer");
   }
+  Watched watched(options, episodes.size());
   std::vector<EpisodeDialogue> dialogues;
   dialogues.reserve(episodes.size());
   for (const auto& planned : episodes) {
@@ -117,15 +145,19 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
       throw ConfigError(fmt::format("[rollout] {}: its arena lacks the domain or make_user",
                                     name_of(planned.task)));
     }
-    dialogues.emplace_back(planned, arena->second, tokenizer, text, options.limits);
+    dialogues.emplace_back(planned, arena->second, tokenizer, text, options.limits, watched);
   }
   std::vector<models::DialogueSeat> seats;
   std::vector<size_t> seated;
   for (size_t i = 0; i < dialogues.size(); ++i) {
-    if (!dialogues[i].starts()) continue;
+    if (!dialogues[i].starts()) {
+      watched.add(0, true);
+      continue;
+    }
     seats.push_back({&dialogues[i], episodes[i].key});
     seated.push_back(i);
   }
+  watched.tell();
   auto tokens =
       models::hold_dialogues(net, seats,
                              {.sampling = {.max_new_tokens = options.limits.max_new_tokens,

@@ -123,6 +123,8 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("max-new-tokens", max_new_tokens);
   put("max-turns", max_turns);
   put("context", context);
+  put("mixed", mixed);
+  put("parallel-calls", parallel_calls);
   put("warm-steps", warm_steps);
   put("warm-batch", warm_batch);
   put("warm-lr", warm_lr);
@@ -222,6 +224,8 @@ void RunOptions::check() const {
   above("max-new-tokens", static_cast<double>(max_new_tokens), 1);
   above("max-turns", static_cast<double>(max_turns), 1);
   above("context", static_cast<double>(context), 8);
+  need(mixed == "refuse" || mixed == "drop",
+       fmt::format("--mixed {} has to be refuse or drop", mixed));
   above("save-every", static_cast<double>(save_every), 1);
   need(rollout_timeout >= 1 && rollout_timeout <= 7 * 24 * 3600,
        fmt::format("--rollout-timeout {} has to be from 1 to 604800 seconds", rollout_timeout));

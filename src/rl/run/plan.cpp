@@ -152,6 +152,17 @@ std::vector<Unit> plan_units(const Curriculum& curriculum) {
   return out;
 }
 
+std::string text_of(const Unit& unit, const Curriculum& curriculum) {
+  const auto& stages = curriculum.stages;
+  if (unit.kind == Unit::Kind::Learn) {
+    const auto& stage = stages[as_unsigned(unit.stage)];
+    return fmt::format("{} iteration {} of {}", stage.id, unit.number + 1, stage.iterations);
+  }
+  return fmt::format("evaluation of {} after {}",
+                     curriculum.columns[as_unsigned(unit.number)].domain,
+                     unit.stage == 0 ? "no stage" : stages[as_unsigned(unit.stage - 1)].id);
+}
+
 RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
                           const RunOptions& options, const Unit& unit) {
   const auto& stages = curriculum.stages;

@@ -44,6 +44,9 @@ struct Unit {
 Curriculum plan_curriculum(const Course& course, const RunOptions& options);
 std::vector<Unit> plan_units(const Curriculum& curriculum);
 
+// What it is, for people: "stage_1_airline iteration 3 of 30".
+std::string text_of(const Unit& unit, const Curriculum& curriculum);
+
 // The episodes of an iteration or evaluation, groups one after another.
 RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
                           const RunOptions& options, const Unit& unit);

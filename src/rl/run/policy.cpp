@@ -112,11 +112,14 @@ void export_policy(const models::Transformer& net, const text::Tokenizer& tokeni
 }
 
 Limits limits_of(const RunOptions& options) {
-  return {.max_turns = options.max_turns,
-          .max_errors = options.max_turns,
-          .max_new_tokens = options.max_new_tokens,
-          .context = options.context,
-          .malformed = options.model.empty() ? Malformed::Ends : Malformed::Reported};
+  return {
+      .max_turns = options.max_turns,
+      .max_errors = options.max_turns,
+      .max_new_tokens = options.max_new_tokens,
+      .context = options.context,
+      .malformed = options.model.empty() ? Malformed::Ends : Malformed::Reported,
+      .calls = {.mixed = options.mixed == "drop" ? MixedText::Drop : MixedText::Refuse,
+                .parallel = options.parallel_calls ? ParallelCalls::Allow : ParallelCalls::Refuse}};
 }
 
 bool has_reference(const RunOptions& o) { return o.use_grpo && o.beta > 0; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -179,6 +180,22 @@ std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& l
   }
   values["longest"] = longest;
   return values;
+}
+
+std::string equal_groups_warning(const std::vector<CurvePoint>& curve, int64_t iterations) {
+  constexpr size_t kRow = 10;
+  if (curve.size() < kRow) return "";
+  double equal = 0, reward = 0;
+  for (const auto& point : std::span(curve).last(kRow)) {
+    if (point.learnt.equal_share <= 0.6) return "";
+    equal += point.learnt.equal_share / kRow;
+    reward += point.learnt.reward / kRow;
+  }
+  return fmt::format(
+      "[three_domain] in each of the last {} iterations (up to {} of {}) more than 0.6 of the "
+      "groups had equal rewards, {:.2f} on average: GRPO learns nothing from these. The mean "
+      "reward was {:.2f}: give {} tasks, a larger --group-size, or a higher --temperature",
+      kRow, curve.size(), iterations, equal, reward, reward < 0.5 ? "easier" : "harder");
 }
 
 size_t stages_done(const Curriculum& curriculum, const RunState& state) {

@@ -47,6 +47,10 @@ RunRecord record_of(const Curriculum& curriculum, const RunOptions& options, con
                     const RunResult& result, const GoldCalls& gold,
                     const std::map<std::string, double>& joint = {});
 
+// That GRPO learns next to nothing, with what could help; nothing where it does. `iterations`:
+// those of the run.
+std::string equal_groups_warning(const std::vector<CurvePoint>& curve, int64_t iterations);
+
 // How many stages are over: learnt, and all domains measured after them.
 size_t stages_done(const Curriculum& curriculum, const RunState& state);
 

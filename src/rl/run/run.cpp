@@ -2,12 +2,12 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "core/counted.h"
@@ -28,6 +28,7 @@
 #include "rl/run/plan.h"
 #include "rl/run/policy.h"
 #include "rl/run/record.h"
+#include "rl/run/screen.h"
 #include "rl/run/setup.h"
 #include "rl/run/state.h"
 #include "rl/run/trajectories.h"
@@ -43,7 +44,9 @@ class Run {
         group_(world.group()),
         course_(course),
         options_(completed(with_lanes_of_run(given, group_, world.size()), world.size())),
-        trajectories_(path("trajectories.jsonl")) {
+        trajectories_(path("trajectories.jsonl")),
+        screen_(world.is_main() && !options_.quiet, stdout,
+                train::TextStyle::of_file(STDOUT_FILENO)) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
     check_alike(group_, options_);
     curriculum_ = plan_curriculum(course_, options_);
@@ -115,10 +118,8 @@ class Run {
   std::string path(const std::string& name) const { return options_.output_dir + "/" + name; }
 
   template <class... Arguments>
-  void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) const {
-    if (!world_.is_main() || options_.quiet) return;
-    std::puts(fmt::format(format, std::forward<Arguments>(arguments)...).c_str());
-    std::fflush(stdout);
+  void say(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+    screen_.print(fmt::format(format, std::forward<Arguments>(arguments)...));
   }
 
   train::MonitorOptions monitor_options(bool resumed) const {
@@ -162,16 +163,20 @@ class Run {
     }
   }
 
-  Rollout play(const RolloutPlan& plan, double temperature, double top_p) {
+  Rollout play(const Unit& unit, const RolloutPlan& plan, double temperature, double top_p) {
     std::string why;  // an environment died, the last time
+    RolloutLine line(screen_, text_of(unit, curriculum_), plan, group_);
     learner_->unshard();
     auto out = run_rollout(plan, group_, [&](const std::vector<Planned>& episodes) {
-      auto played =
-          roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
-                   {.limits = limits_of(options_), .temperature = temperature, .top_p = top_p});
+      auto played = roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
+                             {.limits = limits_of(options_),
+                              .temperature = temperature,
+                              .top_p = top_p,
+                              .on_message = [&](const auto& lane) { line.show(lane); }});
       for (const auto& one : played) {
         if (one.end == End::EnvError) why = one.reward.note;
       }
+      line.add(played);
       return played;
     });
     learner_->reshard();
@@ -184,7 +189,7 @@ class Run {
     Rollout rollout;
     {
       const Clock clock(seconds_of(unit.stage), "rollout");
-      rollout = play(plan, options_.temperature, options_.top_p);
+      rollout = play(unit, plan, options_.temperature, options_.top_p);
     }
     if (options_.replay_mode == "kl") {
       for (const auto& episode : plan.episodes)
@@ -214,30 +219,17 @@ class Run {
     say_iteration(unit, point.learnt);
   }
 
-  // Says once that GRPO learns next to nothing, with what could help.
   void warn_of_equal_groups() {
-    constexpr size_t kRow = 10;
-    if (!world_.is_main() || !options_.use_grpo || warned_ || state_.curve.size() < kRow) return;
-    const auto last = std::span(state_.curve).last(kRow);
-    double equal = 0, reward = 0;
-    for (const auto& point : last) {
-      if (point.learnt.equal_share <= 0.6) return;
-      equal += point.learnt.equal_share / kRow;
-      reward += point.learnt.reward / kRow;
-    }
-    warned_ = true;
-    lockstep::log::warn(fmt::format(
-        "[three_domain] in each of the last {} iterations (up to {} of {}) more than 0.6 of the "
-        "groups had equal rewards, {:.2f} on average: GRPO learns nothing from these. The mean "
-        "reward was {:.2f}: give {} tasks, a larger --group-size, or a higher --temperature",
-        kRow, state_.iterations, total_iterations(), equal, reward,
-        reward < 0.5 ? "easier" : "harder"));
+    if (!world_.is_main() || !options_.use_grpo || warned_) return;
+    const std::string warning = equal_groups_warning(state_.curve, total_iterations());
+    warned_ = !warning.empty();
+    if (warned_) lockstep::log::warn(warning);
   }
 
   void evaluate(const Unit& unit) {
     const Clock clock(seconds_of(unit.stage - 1), "evaluation");
     const auto plan = plan_evaluation(curriculum_, options_, unit.number);
-    const auto rollout = play(plan, options_.eval_temperature, 1);
+    const auto rollout = play(unit, plan, options_.eval_temperature, 1);
     Cell cell = cell_of(rollout, group_);
     const auto row = static_cast<size_t>(unit.stage);
     state_.rows.resize(std::max(state_.rows.size(), row + 1));
@@ -272,8 +264,9 @@ class Run {
                     .values = figures_of(rollout, learnt, unit.stage)});
   }
 
-  void say_iteration(const Unit& unit, const Learnt& learnt) const {
-    if (unit.number != 0 && (unit.number + 1) % 10 != 0) return;
+  // Each on a terminal.
+  void say_iteration(const Unit& unit, const Learnt& learnt) {
+    if (!screen_.rewrites() && unit.number != 0 && (unit.number + 1) % 10 != 0) return;
     say("{} iteration {}: reward {:.3f}, equal groups {:.2f}, kl {:.4f}, entropy {:.3f}, gradient "
         "{:.2f}",
         stage_of(unit).id, unit.number + 1, learnt.reward, learnt.equal_share, learnt.kl,
@@ -317,10 +310,11 @@ class Run {
     checkpoints.save(state_.position);
   }
 
-  void say_header(bool resumed) const {
-    say("three_domain: {}, {}, {} parameters, vocabulary {}, {}, {}", world_.describe(),
-        counted(options_.lanes, "lane"), models::parameter_count(net_->options), tokenizer_->size(),
-        options_.parallel, options_.precision);
+  void say_header(bool resumed) {
+    say("three_domain: {}, {}, {}, {} parameters, vocabulary {}, {}, {}", world_.describe(),
+        world_.device().str(), counted(options_.lanes, "lane"),
+        models::parameter_count(net_->options), tokenizer_->size(), options_.parallel,
+        options_.precision);
     for (const auto& [name, value] : options_.as_text()) {
       const auto origin = options_.origins.find(name);
       if (origin != options_.origins.end()) say("--{} {} ({})", name, value, origin->second);
@@ -375,6 +369,7 @@ class Run {
     }
     facts_.environment["world"] = world_.describe();
     facts_.environment["lanes"] = std::to_string(options_.lanes);
+    if (course_.facts) facts_.environment.merge(course_.facts());
     std::vector<StageScores> scores;
     const size_t done = stages_done(curriculum_, state_);
     if (done > 0) {
@@ -439,6 +434,7 @@ class Run {
   std::optional<text::Tokenizer> tokenizer_;
   Learner* learner_ = nullptr;
   std::optional<train::RunMonitor> monitor_;
+  Screen screen_;
 };
 
 }  // namespace

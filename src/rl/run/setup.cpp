@@ -39,6 +39,11 @@ std::map<std::string, std::string> options_in(const std::string& output_dir) {
     // Files of before 0.1.0 have it without the "eval".
     out[name == "log-all" ? "log-eval-all" : name] = line.substr(end + 1);
   }
+  // And have none of these.
+  if (!out.empty()) {
+    out.emplace("mixed", "refuse");
+    out.emplace("parallel-calls", "false");
+  }
   return out;
 }
 
@@ -175,7 +180,8 @@ std::string model_folder(const std::string& model) {
   if (!revision.empty() && fs::is_directory(folder)) return folder;
   throw ConfigError(fmt::format(
       "[three_domain] --model {} is neither a folder nor a name in {}: hf download {} brings it "
-      "there",
+      "there. It takes config.json, tokenizer.json (or a .tiktoken file), and model.safetensors or "
+      "model.safetensors.index.json with its shards",
       model, hub, model));
 }
 

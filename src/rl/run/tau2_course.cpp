@@ -1,5 +1,8 @@
+#include <map>
 #include <memory>
+#include <string>
 
+#include "lockstep/core/error.h"
 #include "lockstep/rl/chat.h"
 #include "lockstep/rl/run.h"
 #include "lockstep/rl/tau2.h"
@@ -11,6 +14,13 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process) {
   const ChatFormat format = chat_format_of(options);
   Course out{.text = chat_text({.format = format})};
   const Tau2Bridge bridge(process);
+  out.facts = [bridge]() -> std::map<std::string, std::string> {
+    try {
+      return {{"tau2_version", bridge.version()}};
+    } catch (const ConfigError&) {
+      return {};  // it has died, and does not start again
+    }
+  };
   if (options.user == "model") out.user_voice = std::make_shared<Voice>();
   const auto make_user = [solo = options.solo, voice = out.user_voice,
                           format]() -> std::unique_ptr<UserSimulator> {

@@ -9,9 +9,12 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "lockstep/core/log.h"
+#include "rl/policy/agreed.h"
+#include "rl/run/policy.h"
 
 namespace lockstep::rl {
 namespace {
@@ -30,8 +33,9 @@ Json message_json(const Message& message) {
   return out;
 }
 
-std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& unit,
-                    int64_t number) {
+// `advantage`: what its reward counts for, where it is learnt from by GRPO.
+std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& unit, int64_t number,
+                    std::optional<double> advantage, bool with_tokens) {
   const bool learns = unit.kind == Unit::Kind::Learn;
   Json out{{"phase", learns ? "learn" : "eval"}};
   if (learns) {
@@ -48,11 +52,16 @@ std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& u
   out["key"] = played.planned.key;
   out["messages"] = Json::array();
   for (const auto& message : played.log) out["messages"].push_back(message_json(message));
+  if (with_tokens) {
+    out["token_ids"] = played.tokens.ids;
+    out["mask"] = played.tokens.own;
+  }
   out["reward"] = played.reward.value;
   out["parts"] = played.reward.parts;
   out["end"] = name_of(played.end);
   out["turns"] = played.turns;
   out["tokens"] = played.own_tokens();
+  if (advantage) out["advantage"] = *advantage;
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -81,14 +90,21 @@ int write_at(const std::string& path, int64_t at, std::string_view bytes) {
 std::vector<std::string> trajectory_lines(const Rollout& rollout, const RolloutPlan& plan,
                                           const Unit& unit, const RunOptions& options,
                                           const comm::Group& group) {
-  const bool all = unit.kind == Unit::Kind::Learn || options.log_all;
+  const bool learns = unit.kind == Unit::Kind::Learn;
+  const bool all = learns || options.log_all;
+  Agreed agreed;
+  Learnt unused;
+  if (learns && options.use_grpo) agreed = agree(rollout, learner_options(options, 0), unused);
   std::string mine;
   for (size_t lane = 0; lane < rollout.numbers.size(); ++lane) {
     for (size_t i = 0; i < rollout.numbers[lane].size(); ++i) {
       const auto number = static_cast<int64_t>(rollout.numbers[lane][i]);
       if (!all && number % plan.group_size != 0) continue;
-      mine +=
-          fmt::format("{:08} ", number) + line_of(rollout.episodes[lane][i], plan, unit, number);
+      const auto advantage = agreed.advantages.empty()
+                                 ? std::nullopt
+                                 : std::optional(agreed.advantages[static_cast<size_t>(number)]);
+      mine += fmt::format("{:08} ", number) +
+              line_of(rollout.episodes[lane][i], plan, unit, number, advantage, options.log_tokens);
     }
   }
   std::vector<std::string> lines;

@@ -106,8 +106,16 @@ class Metrics {
       forgotten[tool] = *best - last;
       if (const double most = std::max(*best, last); most > 0) kept[tool] = last / most;
     }
+    Json forward = Json::array();   // null for the first stage
+    Json backward = Json::array();  // and for the last one
+    for (size_t j = 0; j < stages() && !is_joint(); ++j) {
+      forward.push_back(j == 0 ? Json(nullptr) : Json(r_[j][j] - r_[0][j]));
+      backward.push_back(j + 1 == stages() ? Json(nullptr) : Json(r_.back()[j] - r_[j + 1][j]));
+    }
     return {{"forward_transfer", json_of(scores_.fwt)},
+            {"forward_transfer_per_stage", forward},
             {"backward_transfer", json_of(scores_.bwt)},
+            {"backward_transfer_per_stage", backward},
             {"average_forgetting", json_of(scores_.forgetting)},
             {"tool_level_forgetting", forgotten},
             {"tool_level_retention", kept}};
@@ -122,23 +130,33 @@ class Metrics {
   }
 
   Json learning_efficiency() const {
-    std::vector<double> areas;
-    std::vector<double> early;
-    Json areas_of_all = Json::array();  // null for a stage without a point
-    Json early_of_all = Json::array();
+    std::vector<double> areas, early, efficient;
+    // null for a stage without a point
+    Json areas_of_all = Json::array(), early_of_all = Json::array(),
+         efficient_of_all = Json::array();
+    const auto add = [](Json& of_all, std::vector<double>& known, double value) {
+      known.push_back(value);
+      of_all.back() = value;
+    };
     for (const auto& stage : run_.stages) {
-      areas_of_all.push_back(nullptr);
-      early_of_all.push_back(nullptr);
+      for (Json* of_all : {&areas_of_all, &early_of_all, &efficient_of_all}) {
+        of_all->push_back(nullptr);
+      }
       if (stage.curve.empty()) continue;
-      areas.push_back(area_under(stage.curve));
-      early.push_back(early_area(stage.curve));
-      areas_of_all.back() = areas.back();
-      early_of_all.back() = early.back();
+      add(areas_of_all, areas, area_under(stage.curve));
+      add(early_of_all, early, early_area(stage.curve));
+      if (stage.episodes == 0) continue;
+      add(efficient_of_all, efficient, areas.back() / static_cast<double>(stage.episodes));
     }
-    if (areas.empty()) return {{"aulc_training", nullptr}, {"lca10", nullptr}};
-    return {{"aulc_training", mean(areas)},
+    const auto mean_of = [](const std::vector<double>& known) {
+      return known.empty() ? Json(nullptr) : Json(mean(known));
+    };
+    return {{"learning_efficiency", mean_of(efficient)},
+            {"learning_efficiency_per_stage", efficient_of_all},
+            {"aulc", mean_of(areas)},
+            {"aulc_training", mean_of(areas)},
             {"aulc_training_per_stage", areas_of_all},
-            {"lca10", mean(early)},
+            {"lca10", mean_of(early)},
             {"lca10_per_stage", early_of_all}};
   }
 

@@ -143,6 +143,12 @@ void Settings::read_file(const std::string& text, const std::string& name, Empty
                            "a file with 'program' has that program's flags for keys: `lockstep "
                            "train FILE` starts it; this command is for the trainer's own files");
     }
+    if (const YAML::Node flags = root["three_domain"];
+        flags && !schema_.is_section("three_domain")) {
+      return problems_.add(at(flags, whole),
+                           "a file with 'three_domain' is that program's: `lockstep train FILE` "
+                           "starts it; this command is for the trainer's own files");
+    }
     std::map<std::string, Origin> seen;
     for (const auto& entry : root) {
       const Origin origin = at(entry.first, whole);

@@ -28,6 +28,8 @@
 #include "lockstep/parallel/random.h"
 #include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
+#include "lockstep/train/run_history.h"
+#include "lockstep/train/run_report.h"
 #include "train/options.h"
 #include "train/report/exporters/metrics_server.h"
 #include "train/run/language_model.h"
@@ -188,6 +190,20 @@ Locks prepare(const Files& files, const RunConfig& config, const Registry& regis
   throw Error("[run] " + fault.substr(1));
 }
 
+// The page of the run's folder, on rank 0, once its log is whole. The run can do without.
+void write_page(const RunConfig& config, const Files& files, const comm::World& world) {
+  if (!world.is_main() || config.logging.output_dir.empty()) return;
+  try {
+    std::error_code none;
+    const bool is_traced = std::filesystem::exists(files.log + "/trace.json", none) &&
+                           is_one_place(files.log, config.logging.output_dir);
+    write_whole(config.logging.output_dir + "/report.html",
+                report_page({read_run(files.log)}, {.trace = is_traced ? "trace.json" : ""}));
+  } catch (const std::exception& error) {
+    log::warn(error.what());
+  }
+}
+
 // Resident memory of all ranks.
 std::vector<double> peaks_of(const comm::World& world) {
   std::vector<double> all;
@@ -338,6 +354,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     if (world.is_main() && !files.result.empty()) {
       write_whole(files.result, result_json(ending, config, world));
     }
+    write_page(config, files, world);
     return ending.outcome.exit_status();
   } catch (const std::exception& error) {
     if (world.is_main() && !files.result.empty() && has_begun) {
@@ -345,6 +362,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
         // As run_program() ends with it.
         const int status = dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1;
         write_whole(files.result, result_json(comm::thrown_text(), status, trainer.state(), world));
+        write_page(config, files, world);
       } catch (const std::exception& another) {
         log::error(another.what());
       }

@@ -36,6 +36,7 @@ Of the folder of a run with checkpoint.restore_best the best checkpoint is taken
 
   lockstep export runs/a --only model --to net.safetensors
   lockstep export runs/a --only model --to model/ --max-shard-size 500MB
+  lockstep export runs/a --only model --dtype bf16 --rename layers=model.layers --to model/
   lockstep export model.pt --to model.safetensors
 )";
 constexpr const char* kDiffFooter =
@@ -82,6 +83,18 @@ CheckpointFlags::CheckpointFlags(CLI::App& program) : program_(program) {
       "--only", output_.only,
       "model: tensors below model, and without that in their names; or patterns\nas the "
       "shell's ('model/*.weight'), whose names stay as they are");
+  exported
+      .add_option("--dtype", output_.dtype,
+                  "Floating-point tensors as fp32, fp16 or bf16 (each as it is)")
+      ->type_name("DTYPE")
+      ->check(one_of({"fp32", "fp16", "bf16"}));
+  exported
+      .add_option("--rename", output_.renamings,
+                  "NEW for OLD where names begin with it, after --only; any number of\ntimes: "
+                  "layers=model.layers, or model/= to leave it out")
+      ->type_name("OLD=NEW")
+      ->expected(1)
+      ->take_all();
   exported
       .add_option("--max-shard-size", max_shard_size_, "How large files of a folder may be (5GB)")
       ->type_name("SIZE");

@@ -28,7 +28,9 @@ int verify(const std::string& path);
 struct Output {
   std::string from, to;
   std::vector<std::string> only;
-  int64_t max_shard_bytes = 0;  // 0: as large as Hugging Face's libraries make them
+  std::vector<std::string> renamings;  // "OLD=NEW"
+  std::string dtype;                   // "bf16"; empty: each as it is
+  int64_t max_shard_bytes = 0;         // 0: as large as Hugging Face's libraries make them
   bool force = false;
 };
 // One file.

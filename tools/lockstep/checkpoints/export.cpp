@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "checkpoints/commands.h"
 #include "core/counted.h"
@@ -65,10 +66,30 @@ std::string restored_best(const std::string& folder) {
                                                       : "";
 }
 
+std::vector<checkpoint::Renaming> renamings_of(const Output& output) {
+  std::vector<checkpoint::Renaming> out;
+  for (const std::string& text : output.renamings) {
+    const size_t at = text.find('=');
+    if (at == 0 || at == text.npos) {
+      throw ConfigError(
+          fmt::format("[export] --rename {}: give OLD=NEW, such as layers=model.layers", text));
+    }
+    out.push_back({text.substr(0, at), text.substr(at + 1)});
+  }
+  return out;
+}
+
+std::optional<checkpoint::Dtype> dtype_of(const Output& output) {
+  if (output.dtype.empty()) return std::nullopt;
+  return checkpoint::Dtype::named(output.dtype == "bf16"   ? "BF16"
+                                  : output.dtype == "fp16" ? "F16"
+                                                           : "F32");
+}
+
 int write(const Output& output, bool is_file, const std::string& best = "") {
   const auto files = checkpoint::open_tensors(best.empty() ? output.from : best);
-  const auto selected = select(*files, output.only);
-  auto tensors = to_write(*files, selected);
+  const auto selected = renamed(select(*files, output.only), renamings_of(output));
+  auto tensors = to_write(*files, selected, dtype_of(output));
   int64_t bytes = 0;
   for (const auto& tensor : tensors)
     bytes += tensor.dtype.bytes() * checkpoint::elements(tensor.sizes);

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <sstream>
 
 #include "beside.h"
 #include "launch/job/run.h"
@@ -23,13 +25,37 @@ constexpr const char* kTrainFooter =
     R"(FILE describes the run: `lockstep config init` writes one to start from, docs/configuration.md has all keys. It is
 checked before any rank is started. The other flags are those of `lockstep run`; they override the file's section
 `launch`. Inside a launcher (lockstep run, torchrun, srun, mpirun) no ranks are started: this process becomes one.
-A file with `program: three_domain` has that program's flags for keys, docs/three_domain.md.
+A file with a section `three_domain`, or with `program: three_domain`, has that program's flags for keys,
+docs/three_domain.md.
 
 Exit status: as that of lockstep run; 2 for a wrong file.
 
   lockstep train run.yaml --nproc-per-node 4
   lockstep train run.yaml --set training.epochs=3 --set optimizer.learning_rate=0.01
 )";
+
+// The lines of a section, and no others, so that errors name its lines.
+std::string lines_of(const std::string& text, const YAML::Node& root, const std::string& section) {
+  if (root.Style() == YAML::EmitterStyle::Flow) {
+    YAML::Node alone;
+    alone[section] = root[section];
+    return YAML::Dump(alone);
+  }
+  int begin = 0, end = std::numeric_limits<int>::max();
+  for (const auto& item : root) {
+    if (item.first.as<std::string>() == section) begin = item.first.Mark().line;
+  }
+  for (const auto& item : root) {
+    if (item.first.Mark().line > begin) end = std::min(end, item.first.Mark().line);
+  }
+  std::string out;
+  std::istringstream lines(text);
+  std::string line;
+  for (int number = 0; std::getline(lines, line); ++number) {
+    out += (number >= begin && number < end ? line : std::string()) + "\n";
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -141,20 +167,24 @@ std::vector<std::string> TrainCommand::own_program() {
   } catch (const YAML::Exception&) {
     return {};  // load_config() says what is wrong
   }
-  if (!root.IsMap() || !root["program"]) return {};
-  const auto program = root["program"].as<std::string>("");
+  if (!root.IsMap() || (!root["program"] && !root["three_domain"])) return {};
+  const auto program = root["program"].as<std::string>("three_domain");
   if (program != "three_domain") {
     throw ConfigError(fmt::format("[train] {}:{}: program {}; there is three_domain", file_,
                                   root["program"].Mark().line + 1, program));
   }
+  if (launcher_of_rank().empty()) apply_own_launch(root);
   std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file_};
-  std::string ranks = root["num_gpus"] ? root["num_gpus"].as<std::string>("") : "2";
+  const YAML::Node section = root["three_domain"];
+  const auto of_section = section.IsMap() ? section["num_gpus"].as<std::string>("2") : "2";
+  std::string ranks = root["num_gpus"].as<std::string>(of_section);
   bool is_set = false;
   for (const std::string& one : overrides_) {
     const size_t end = std::min(one.find('='), one.size());
     std::string key = one.substr(0, end);
     std::replace(key.begin(), key.end(), '-', '_');
-    if (key == "num_gpus" && end < one.size()) {
+    if (key.starts_with("launch.")) continue;
+    if ((key == "num_gpus" || key == "three_domain.num_gpus") && end < one.size()) {
       ranks = one.substr(end + 1);
       is_set = true;
       continue;
@@ -168,6 +198,17 @@ std::vector<std::string> TrainCommand::own_program() {
     run_.give("--nproc-per-node", ranks);
   }
   return command;
+}
+
+void TrainCommand::apply_own_launch(const YAML::Node& root) {
+  std::vector<std::string> overrides;
+  for (const std::string& one : overrides_) {
+    if (one.starts_with("launch.")) overrides.push_back(one);
+  }
+  if (!root["launch"] && overrides.empty()) return;
+  const std::string text = root["launch"] ? lines_of(source_.text, root, "launch") : "{}";
+  apply_launch_section(
+      train::load_config({.name = file_, .text = text, .flags = launch_flags()}, overrides));
 }
 
 std::vector<std::string> TrainCommand::trainer() {

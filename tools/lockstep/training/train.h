@@ -1,6 +1,8 @@
 // `lockstep train`: a run that a file describes, with ranks that it starts itself.
 #pragma once
 
+#include <yaml-cpp/yaml.h>
+
 #include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
@@ -29,6 +31,8 @@ class TrainCommand {
  private:
   // Of a file that names a program of its own: `three_domain`, beside this one; else empty.
   std::vector<std::string> own_program();
+  // The section launch of such a file, which is checked as that of any run.
+  void apply_own_launch(const YAML::Node& root);
   // What the command line says of section `launch`.
   std::vector<train::LaunchFlag> launch_flags() const;
   void apply_launch_section(const train::RunConfig& config);
