@@ -134,6 +134,9 @@ struct Course {
   std::function<TaskKey(const TaskKey& task)> easier = {};
   // Empty: no user is played by a model. Else run_continual() fills it.
   std::shared_ptr<Voice> user_voice = {};
+  // What results.json says of it under "environment", by name: "tau2_version". Asked once, on rank
+  // 0.
+  std::function<std::map<std::string, std::string>()> versions = {};
   // What one says that does nothing.
   std::vector<std::string> idle = {"Done."};
 };

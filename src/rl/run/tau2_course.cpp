@@ -11,6 +11,9 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process) {
   const ChatFormat format = chat_format_of(options);
   Course out{.text = chat_text({.format = format})};
   const Tau2Bridge bridge(process);
+  out.versions = [bridge] {
+    return std::map<std::string, std::string>{{"tau2_version", bridge.version()}};
+  };
   if (options.user == "model") out.user_voice = std::make_shared<Voice>();
   const auto make_user = [solo = options.solo, voice = out.user_voice,
                           format]() -> std::unique_ptr<UserSimulator> {
