@@ -6,7 +6,7 @@
 #   scripts/setup.sh --tau2     also a Python with tau2-bench's environments
 #   scripts/setup.sh --dev      also clang, for fuzzing and formatting, and what writes and checks the documentation
 #   scripts/setup.sh --no-root  Debian packages that are missing are unpacked into .deps/debian in place of being installed
-# LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
+# LOCKSTEP_TORCH=DIR (or a libtorch in Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH) is used instead of fetching one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -82,8 +82,22 @@ install_uv() {
   cp deps/uv.txt .deps/tools/installed.txt
 }
 
+# Whether the environment names a libtorch, where cmake/FindLockstepTorch.cmake looks. CMAKE_PREFIX_PATH may be there
+# for other packages alone, as a shell with ROS has it.
+names_libtorch() {
+  local folder folders
+  [ -n "${LOCKSTEP_TORCH:-}" ] && return
+  IFS=: read -ra folders <<< "${Torch_DIR:+$Torch_DIR/../../..}:${Torch_ROOT:-}:${CMAKE_PREFIX_PATH:-}"
+  for folder in "${folders[@]}"; do
+    [ -n "$folder" ] || continue
+    [ -e "$folder/lib/libtorch_cpu.so" ] || [ -e "$folder/torch/lib/libtorch_cpu.so" ] && return
+    [ -e "$folder/Torch" ] && [ -e "$folder/../../lib/libtorch_cpu.so" ] && return
+  done
+  return 1
+}
+
 install_libtorch() {
-  if [ -n "${LOCKSTEP_TORCH:-}${Torch_DIR:-}${CMAKE_PREFIX_PATH:-}" ]; then
+  if names_libtorch; then
     say "using the libtorch given in the environment"; return
   fi
   installed deps/libtorch.txt .deps/libtorch/installed.txt && return

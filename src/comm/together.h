@@ -23,13 +23,16 @@ inline void give_up(const Group& group, const std::string& text, const CallOptio
 }
 
 // Every rank calls it. What `step` throws on one rank is thrown on all: there the exception itself,
-// on the others a ConfigError that begins with `address` and quotes it.
+// on the others an error that begins with `address` and quotes it, a ConfigError where that is one.
 template <class Step>
 void together(const Group& group, std::string_view address, const Step& step) {
   if (group.size() == 1) return step();
   const CallOptions exchange{.label = address};
   try {
     step();
+  } catch (const ConfigError& error) {
+    give_up(group, std::string("c") + error.what(), exchange);
+    throw;
   } catch (...) {
     give_up(group, "-" + thrown_text(), exchange);
     throw;
@@ -37,7 +40,9 @@ void together(const Group& group, std::string_view address, const Step& step) {
   const auto texts = group.all_gather_bytes("", exchange);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank].empty()) continue;
-    throw ConfigError(fmt::format("[{}] rank {}: {}", address, rank, texts[rank].substr(1)));
+    const auto text = fmt::format("[{}] rank {}: {}", address, rank, texts[rank].substr(1));
+    if (texts[rank].front() == 'c') throw ConfigError(text);
+    throw Error(text);
   }
 }
 

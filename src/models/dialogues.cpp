@@ -164,6 +164,7 @@ class Dialogues {
       row.writing = true;
     }
     for (;;) {
+      if (options_.check) options_.check();
       draw();
       const bool done =
           std::none_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.writing; });

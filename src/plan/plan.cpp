@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/divided_up.h"
 #include "plan/sharding.h"
 
 namespace lockstep::plan {
@@ -109,8 +110,8 @@ std::vector<Change> changes_of(const Plan& plan, const ModelProfile* narrow) {
       const bool evaluates_more = given.evaluation_batch.value_or(0) > batch;
       if (evaluates_more) trained.training.evaluation_batch = 0;
       for (int64_t parts = 2; batch > 1; parts *= 2) {
-        batch = (given.batch + parts - 1) / parts;
-        accumulation = given.accumulation * ((given.batch + batch - 1) / batch);
+        batch = divided_up(given.batch, parts);
+        accumulation = given.accumulation * divided_up(given.batch, batch);
         if (least_on(trained, plan.machine, plan.ranks).memory.fits()) break;
       }
       const int64_t samples = batch * accumulation;

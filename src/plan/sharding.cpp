@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 #include "plan/sizes.h"
 
@@ -17,7 +18,7 @@ constexpr double kPage = 4096, kHugePage = 2 << 20;
 
 // Of the rank that has the most.
 int64_t own_lanes(const Training& training, int64_t ranks) {
-  return std::max<int64_t>(1, (training.lanes + ranks - 1) / ranks);
+  return std::max<int64_t>(1, divided_up(training.lanes, ranks));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/files/whole_file.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::text {
@@ -67,6 +68,8 @@ void write_file(const std::string& path, std::string_view bytes) {
     errno = error;
     throw_system_error(path, "cannot be renamed to");
   }
+  errno = sync_folder_of(path);
+  if (errno != 0) throw_system_error(path, "its folder cannot be brought to the disk (fsync)");
 }
 
 }  // namespace lockstep::text

@@ -115,7 +115,12 @@ Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(g
       throw DataError(fmt::format("[text] {}: the added token '{}' is not UTF-8", where,
                                   valid_utf8(token.content)));
     }
-    place(token.content, id);
+    // One that words have, too, has their bytes, as in `tokenizers`.
+    const auto of_words = id < 0 ? 0 : static_cast<size_t>(id);
+    if (of_words >= bytes.size() || known[of_words] == 0 ||
+        symbols_of_bytes(bytes[of_words]) != token.content) {
+      place(token.content, id);
+    }
     added[id] = token;
     const bool nfc = token.normalized && model.nfc;
     const std::string content = nfc ? to_nfc(token.content) : token.content;
@@ -124,6 +129,7 @@ Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(g
   for (size_t id = 0; id < bytes.size(); ++id) {
     if (known[id] != 0) ids.emplace(bytes[id], static_cast<int32_t>(id));
   }
+  for (const auto& [token, id] : model.added) ids.emplace(token.content, id);
   std::unordered_map<std::string_view, int32_t> of_model;
   for (const auto& [content, id] : model.vocabulary) of_model.emplace(content, id);
   std::array<int32_t, 256> of_byte;
@@ -139,6 +145,12 @@ Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(g
     of_byte[b] = found->second;
   }
   merges_ = std::make_unique<Merges>(model.merges, of_byte);
+  if (!model.whole_words) return;
+  whole_words_ = std::move(of_model);
+  // They are text here, also where a user has written one.
+  for (const auto& [token, id] : model.added) {
+    if (bytes[static_cast<size_t>(id)] == token.content) whole_words_.erase(token.content);
+  }
 }
 
 const std::string& Tokenizer::Parts::bytes_of(int32_t id) const {
@@ -204,8 +216,8 @@ void Tokenizer::Parts::encode_words(std::string_view text, WordCache& cache,
       continue;
     }
     const size_t first = out.size();
-    const auto whole = model.whole_words ? ids.find(word) : ids.end();
-    if (whole != ids.end() && !added.contains(whole->second)) {
+    const auto whole = whole_words_.find(word);
+    if (whole != whole_words_.end()) {
       out.push_back(whole->second);
     } else {
       merges_->encode(word, out);

@@ -74,6 +74,7 @@ struct Tokenizer::Parts {
   std::unique_ptr<WordCache> take_cache() const;
 
   std::unique_ptr<Merges> merges_;
+  std::unordered_map<std::string_view, int32_t> whole_words_;  // those that are not merged
   AddedTokens raw_, normalized_;  // those of the text before and after normalisation
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<WordCache>> caches_;  // that no call uses

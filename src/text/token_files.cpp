@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/files/read_file.h"
 #include "core/process/standard_streams.h"
 #include "lockstep/core/error.h"
 #include "text/files.h"
@@ -174,7 +175,7 @@ TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
     return files;
   }
   const std::string name = path + "/tokens.json";
-  if (!std::filesystem::exists(name, none) && !none) {
+  if (!may_exist(name)) {
     fail(name,
          "cannot be opened: there is none; `lockstep tokenize FILES --to FOLDER` makes such "
          "a folder from texts");

@@ -6,10 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/text/tokenizer.h"
+#include "lockstep/text/utf8.h"
 #include "text/parts.h"
 
 namespace lockstep::text {
@@ -180,20 +182,32 @@ class Reader {
     if (!vocabulary.is_object()) fail("model.vocab is not an object");
     if (!merges.is_array()) fail("model.merges is not an array");
     const auto added = numbers_of_added(out, vocabulary);
+    std::vector<std::pair<std::string, std::string>> pairs;
+    pairs.reserve(merges.size());
+    for (const Json& merge : merges) pairs.push_back(pair_of(merge));
+    std::unordered_set<std::string> merged;  // of the added ones
+    for (const auto& [left, right] : pairs) {
+      for (const auto& part : {left, right, left + right}) {
+        if (added.contains(part)) merged.insert(part);
+      }
+    }
     std::unordered_map<std::string, int32_t> ids;
     ids.reserve(vocabulary.size());
     out.vocabulary.reserve(vocabulary.size());
     for (const auto& [symbols, number] : vocabulary.items()) {
       const int32_t id = number_of(number, "a number in model.vocab");
       auto bytes = bytes_of_symbols(symbols);
-      if (added.contains(symbols) && bytes != symbols) continue;  // it stands there as text
+      // Words have it, too, or it stands there as text.
+      const bool is_of_words = bytes && (bytes->size() == 1 || merged.contains(symbols) ||
+                                         (out.whole_words && valid_utf8(*bytes) == *bytes));
+      if (added.contains(symbols) && bytes != symbols && !is_of_words) continue;
       if (!bytes)
         fail("'{}' in model.vocab is not made of the characters that stand for bytes", symbols);
       ids.emplace(*bytes, id);
       out.vocabulary.emplace_back(std::move(*bytes), id);
     }
-    out.merges.reserve(merges.size());
-    for (const Json& merge : merges) out.merges.push_back(merge_of(merge, ids));
+    out.merges.reserve(pairs.size());
+    for (const auto& [left, right] : pairs) out.merges.push_back(merge_of(left, right, ids));
   }
 
   // `tokenizers` gives an added token the number that its text has in model.vocab, else the next
@@ -220,20 +234,20 @@ class Reader {
     return numbers;
   }
 
-  Merge merge_of(const Json& merge, const std::unordered_map<std::string, int32_t>& ids) const {
-    std::string left, right;
+  std::pair<std::string, std::string> pair_of(const Json& merge) const {
     if (merge.is_string()) {  // "a b", as files were written up to 2024
       const auto& both = merge.get_ref<const std::string&>();
       const size_t space = both.find(' ');
       if (space == both.npos) fail("'{}' in model.merges is not a pair", both);
-      left = both.substr(0, space);
-      right = both.substr(space + 1);
-    } else if (merge.is_array() && merge.size() == 2) {
-      left = text_of(merge[0], "a part in model.merges");
-      right = text_of(merge[1], "a part in model.merges");
-    } else {
-      fail("an entry of model.merges is not a pair");
+      return {both.substr(0, space), both.substr(space + 1)};
     }
+    if (!merge.is_array() || merge.size() != 2) fail("an entry of model.merges is not a pair");
+    return {text_of(merge[0], "a part in model.merges"),
+            text_of(merge[1], "a part in model.merges")};
+  }
+
+  Merge merge_of(const std::string& left, const std::string& right,
+                 const std::unordered_map<std::string, int32_t>& ids) const {
     const auto id = [&](const std::string& symbols) {
       const auto bytes = bytes_of_symbols(symbols);
       const auto found = bytes ? ids.find(*bytes) : ids.end();

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "core/files/read_file.h"
 #include "core/number.h"
 #include "lockstep/checkpoint/tensor_file_dataset.h"
 #include "lockstep/core/error.h"
@@ -218,9 +219,8 @@ FileData tokens(const DataConfig& config) {
                .classes = training->files().vocabulary().value_or(0),
                .tokenizer = config.tokens.tokenizer,
                .separator = training->files().separator()};
-  std::error_code none;  // what cannot be looked at is named where it is read
-  const bool has_own = std::filesystem::exists(config.path + "/tokenizer.json", none) || none;
-  if (all.tokenizer.empty() && has_own) all.tokenizer = config.path;
+  if (all.tokenizer.empty() && may_exist(config.path + "/tokenizer.json"))
+    all.tokenizer = config.path;
   all.more = [=, first = config.path, classes = all.classes](const DataConfig& files) {
     const auto other = std::make_shared<data::TokenDataset>(files.path, options);
     const int64_t tokens = other->files().vocabulary().value_or(classes);

@@ -41,6 +41,21 @@ TEST(PreemptionNotice, IsReceivedThoughTheProgramHasAFunctionOfTheHandlersName) 
   EXPECT_TRUE(notice.received());
 }
 
+TEST(PreemptionNotice, IsReceivedWhereTheSignalWasBlocked) {
+  sigset_t given, mask;
+  sigemptyset(&given);
+  sigaddset(&given, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &given, nullptr);
+  {
+    const PreemptionNotice notice;
+    raise(SIGUSR1);
+    EXPECT_EQ(notice.signal(), SIGUSR1);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &given, &mask);
+  EXPECT_EQ(sigismember(&mask, SIGUSR1), 1);
+  EXPECT_EQ(sigismember(&mask, SIGTERM), 0);
+}
+
 // The signal that ends a new process which does `body`; 0 when it ends by itself.
 template <class Body>
 int signal_that_ends(const Body& body) {

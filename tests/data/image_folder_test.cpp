@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "data/files.h"
@@ -112,6 +113,44 @@ TEST(ImageFolder, CropsAndStretches) {
   EXPECT_LT(read(ImageFit::Stretch).select(3, 0).max().item<float>(), 0.5);
 }
 
+// What each of `to` pixels takes of `from`: a triangle as wide as two of them.
+at::Tensor triangles(int64_t from, int64_t to) {
+  const double scale = static_cast<double>(from) / static_cast<double>(to);
+  const at::Tensor centres = (torch::arange(to, at::kDouble).unsqueeze(1) + 0.5) * scale;
+  const at::Tensor places = torch::arange(from, at::kDouble) + 0.5;
+  const at::Tensor weights = (1 - (places - centres).abs() / std::max(scale, 1.0)).clamp_min(0);
+  return weights / weights.sum(1, /*keepdim=*/true);
+}
+
+// libtorch 2.15's own resizing makes other values of one column.
+TEST(ImageFolder, ResizesToOneColumn) {
+  isolated([] {
+    const Flowers flowers;
+    torch::manual_seed(5);
+    for (const auto fit : {ImageFit::Crop, ImageFit::Stretch}) {
+      for (const auto& [height, width] :
+           {std::pair(8, 8), std::pair(40, 33), std::pair(3, 301), std::pair(301, 3)}) {
+        const auto image = torch::randint(256, {height, width, 3}, at::kByte);
+        flowers.put("daisy/x.jpg", png_of(image));
+        const auto pixel =
+            flowers.open({.size = 1, .fit = fit, .mean = {0, 0, 0}, .deviation = {1, 1, 1}})
+                .get_batch({0})
+                .data[0];
+        const bool crops = fit == ImageFit::Crop;
+        const int64_t rows = crops ? std::max(1, height / width) : 1;
+        const int64_t columns = crops ? std::max(1, width / height) : 1;
+        const auto all = triangles(height, rows)
+                             .matmul(image.permute({2, 0, 1}).to(at::kDouble))
+                             .matmul(triangles(width, columns).t());
+        const auto middle = [](int64_t of) { return std::llrint(static_cast<double>(of - 1) / 2); };
+        const auto wanted = all.select(1, middle(rows)).select(1, middle(columns)) / 255;
+        EXPECT_TRUE(at::allclose(pixel.flatten().to(at::kDouble), wanted, 1e-5, 1e-5))
+            << height << " x " << width << ": " << pixel.flatten() << wanted;
+      }
+    }
+  });
+}
+
 // The whole of the last, resized, takes 1.8 GB. What is cut out has the bits of the whole.
 TEST(ImageFolder, CropsLongImagesInLittleMemory) {
   isolated([] {
@@ -176,6 +215,31 @@ TEST(ImageFolder, DamagedImagesAreSkippedAndCounted) {
   EXPECT_EQ(set.skipped(), 1);
   EXPECT_THAT(set.first_skipped(), HasSubstr("deep.PNG: is neither"));
   EXPECT_TRUE(at::equal(set.get_batch({0, 1}).target, torch::tensor({0, 1})));
+}
+
+TEST(ImageFolder, ALinkToAFolderThatItLiesInIsRefused) {
+  for (const auto& [link, target] :
+       {std::pair("rose/self", "."), std::pair("rose/a/up", ".."), std::pair("all", ".")}) {
+    const Flowers flowers;
+    std::filesystem::create_directory_symlink(target, flowers.folder / link);
+    std::filesystem::create_directory_symlink(target, flowers.folder / (link + std::string("2")));
+    EXPECT_THAT(message_of<DataError>([&] { flowers.open(); }),
+                AllOf(HasSubstr(link), HasSubstr("a folder that it lies in")));
+  }
+  const Flowers flowers;  // of other folders links are followed
+  std::filesystem::create_directory_symlink("../daisy", flowers.folder / "rose/daisies");
+  EXPECT_EQ(flowers.open().size(), 4);
+}
+
+TEST(ImageFolder, ALinkThatLeadsNowhereIsAnImageThatCannotBeRead) {
+  for (const char* target : {"link.png", "nowhere"}) {
+    const Flowers flowers;
+    std::filesystem::create_symlink(target, flowers.folder / "rose/link.png");
+    ASSERT_EQ(flowers.open().size(), 4);
+    EXPECT_THAT(message_of<DataError>([&] { flowers.open().get_batch({2}); }),
+                HasSubstr("rose/link.png"));
+    EXPECT_EQ(flowers.open({.size = 4, .bad_images = BadImages::Skip}).skipped(), 1);
+  }
 }
 
 TEST(ImageFolder, FoldersThatHaveNone) {

@@ -81,14 +81,14 @@ TEST_P(KilledRun, GoesOnWithTheSameBits) {
   EXPECT_EQ(left_by_ranks(3, o), undisturbed_);
 }
 
-// A warm-up plays 636 dialogues and computes 24 log-probabilities; baselines play 12 episodes,
-// after rank 0 has begun the 14 tasks to see how long they are.
+// A warm-up plays 636 dialogues and computes 24 log-probabilities; baselines play 6 episodes
+// of each rank, after rank 0 has begun the 14 tasks to see how long they are.
 INSTANTIATE_TEST_SUITE_P(Stages, KilledRun,
                          testing::Values(Death{"WarmUp", 1, &worlds_left, 620},
-                                         Death{"Rollout", 0, &worlds_left, 674},
+                                         Death{"Rollout", 0, &worlds_left, 668},
                                          Death{"Update", 0, &log_probs_left, 24},
                                          Death{"LaterUpdate", 1, &log_probs_left, 25},
-                                         Death{"Evaluation", 1, &worlds_left, 679},
+                                         Death{"Evaluation", 1, &worlds_left, 673},
                                          Death{"Save", 1, &files_left, 1},
                                          Death{"LaterSave", 0, &files_left, 20}),
                          [](const auto& test) { return test.param.name; });

@@ -82,22 +82,25 @@ TEST(ResumedRun, SavesAndExportsOnAllRanks) {
 }
 
 TEST(AllowTurns, AreEnoughForEachTaskOfADifficulty) {
-  auto o = rl::tiny_preset();
-  for (const int64_t difficulty : {1, 2, 3}) {
-    o.difficulty = difficulty;
-    rl::allow_turns(o);
-    const auto course = rl::embedded_course(o);
-    rl::RolloutPlan plan;
-    for (const auto& [name, arena] : course.arenas) {
-      auto keys = arena.domain->tasks("test");
-      keys.resize(200);
-      for (const auto& key : keys) plan.episodes.push_back({key});
+  isolated([] {
+    auto o = rl::tiny_preset();
+    for (const int64_t difficulty : {1, 2, 3}) {
+      o.difficulty = difficulty;
+      rl::allow_turns(o);
+      const auto course = rl::embedded_course(o);
+      rl::RolloutPlan plan;
+      for (const auto& [name, arena] : course.arenas) {
+        auto keys = arena.domain->tasks("test");
+        keys.resize(200);
+        for (const auto& key : keys) plan.episodes.push_back({key});
+      }
+      EXPECT_EQ(rl::scripted(course, plan, rl::limits_of(o), comm::Group(), course.oracle), 1)
+          << difficulty;
     }
-    EXPECT_EQ(rl::scripted(course, plan, rl::limits_of(o), course.oracle), 1) << difficulty;
-  }
-  o.max_turns = 5;
-  rl::allow_turns(o);  // it was given once
-  EXPECT_EQ(o.max_turns, 5);
+    o.max_turns = 5;
+    rl::allow_turns(o);  // it was given once
+    EXPECT_EQ(o.max_turns, 5);
+  });
 }
 
 }  // namespace

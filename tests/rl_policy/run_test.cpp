@@ -185,24 +185,6 @@ TEST(ContinualRun, TakesItsWarmUpFromTheCache) {
   EXPECT_EQ(taken, made);
 }
 
-TEST(ContinualRun, PlaysTasksOfTau2) {
-  const Folder folder;
-  make_model(folder / "model");
-  auto o = with_model(folder / "model", folder / "run");
-  o.env = "tau2";
-  o.order = {"airline", "retail"};
-  spawn(2, [&](World& world) {
-    rl::run_continual(world,
-                      rl::tau2_course(o, {.command = {"python3", LOCKSTEP_SOURCE_DIR
-                                                      "/tests/rl_env/tau2_fake.py"}}),
-                      o);
-  });
-  const auto metrics = Json::parse(contents(folder / "run/metrics.json"));
-  EXPECT_EQ(metrics.at("matrix").at("columns"), (Json{"airline", "retail"}));
-  EXPECT_EQ(metrics.at("baselines").at("null").at("retail"), 1);  // that of an idle agent, there
-  EXPECT_THAT(contents(folder / "run/trajectories.jsonl"), HasSubstr("Reason for call: help"));
-}
-
 // What a run of tau2's fake tasks leaves.
 void run_with_tau2(const World& world, const RunOptions& o) {
   const std::vector<std::string> command = {"python3",
@@ -213,6 +195,21 @@ void run_with_tau2(const World& world, const RunOptions& o) {
 Left left_by_tau2(int ranks, const RunOptions& o) {
   spawn(ranks, [&](World& world) { run_with_tau2(world, o); });
   return left_by(o.output_dir);
+}
+
+TEST(ContinualRun, PlaysTasksOfTau2) {
+  const Folder folder;
+  make_model(folder / "model");
+  auto o = with_model(folder / "model", folder / "run");
+  o.env = "tau2";
+  o.order = {"airline", "retail"};
+  left_by_tau2(2, o);
+  const auto metrics = Json::parse(contents(folder / "run/metrics.json"));
+  EXPECT_EQ(metrics.at("matrix").at("columns"), (Json{"airline", "retail"}));
+  EXPECT_EQ(metrics.at("baselines").at("null").at("retail"), 1);  // that of an idle agent, there
+  EXPECT_THAT(contents(folder / "run/trajectories.jsonl"), HasSubstr("Reason for call: help"));
+  const auto results = Json::parse(contents(folder / "run/results.json"));
+  EXPECT_EQ(results.at("environment").at("tau2_version"), "fake");
 }
 
 TEST(ContinualRun, PlaysTasksOfTau2WithAModelAsTheUser) {

@@ -95,8 +95,26 @@ def test_one_that_is_too_old_is_refused(folder):
         status=1, err=r'unsuitable\s+version\s+"2.10.0"(.|\n)*at\s+least\s+"2.11"')
 
 
+def test_setup_fetches_none_where_the_environment_names_one(folder):
+    """CMAKE_PREFIX_PATH is often there for other packages; the project's own counts as installed here."""
+    for name in "deps/apt.txt", "deps/libtorch.txt", ".deps/libtorch/installed.txt", "scripts/setup.sh":
+        (pathlib.Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+        (pathlib.Path(folder) / name).write_text("# nothing\n")
+    shutil.copy(SOURCE / "scripts/setup.sh", folder + "/scripts")
+    named, wheel = libtorch(folder + "/a folder/named"), libtorch(folder + "/a folder/site-packages/torch")
+    given = "using the libtorch given"
+    for environment, is_given in [
+            ({"LOCKSTEP_TORCH": str(named)}, True), ({"Torch_DIR": f"{named}/share/cmake/Torch"}, True),
+            ({"Torch_ROOT": str(named)}, True), ({"CMAKE_PREFIX_PATH": f"{folder}:{named}"}, True),
+            ({"CMAKE_PREFIX_PATH": str(wheel.parent)}, True), ({"CMAKE_PREFIX_PATH": f"{wheel}/share/cmake"}, True),
+            ({"CMAKE_PREFIX_PATH": f"/opt/ros:{folder}"}, False), ({"Torch_DIR": folder}, False), ({}, False)]:
+        done = run("bash", folder + "/scripts/setup.sh", **NOTHING | {"LOCKSTEP_TORCH": None} | environment)
+        done.expect()
+        assert (given in done.err) == is_given, (environment, done.err)
+
+
 if __name__ == "__main__":
     run_cases([test_the_libtorch_of_the_project_where_none_is_named, test_a_libtorch_that_is_named_comes_first,
                test_one_that_is_named_later_in_the_same_build_folder,
                test_a_name_in_the_environment_holds_for_the_build_folder, test_a_folder_without_one_is_refused,
-               test_one_that_is_too_old_is_refused])
+               test_one_that_is_too_old_is_refused, test_setup_fetches_none_where_the_environment_names_one])

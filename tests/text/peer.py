@@ -5,6 +5,7 @@ peer.py qwen RANKS JSON               qwen.tiktoken as a tokenizer.json
 peer.py encode JSON TEXT IDS [plain]  the text's numbers; plain: special tokens are text
 peer.py decode JSON IDS TEXT [skip]   the numbers' text; skip: without special tokens
 peer.py train TEXT JSON VOCABULARY    a tokenizer of the text's lines
+peer.py random FOLDER COUNT           small tokenizers, n.json, with texts n.text and their numbers n.ids
 peer.py speed JSON TEXT               megabytes that are encoded per second on one thread
 """
 
@@ -203,6 +204,39 @@ def train(text, json, vocabulary):
     tokenizer.save(json)
 
 
+def small(folder, count):
+    """Added tokens, which words may have, too, by merging, as single bytes or whole; several kinds of texts."""
+    draw, show = random.Random(11), symbols()
+    characters = [" ", "a", "b", "\u00e9", "\u0120", "\u00c3", "\u00a9", "\u212a", "e\u0301", "1", "."]
+    for number in range(int(count)):
+        vocabulary = list(show.values())
+        pool, merges = [show[b] for b in " ab\u00e91.".encode()], []
+        for _ in range(draw.randrange(30)):
+            left, right = draw.choice(pool), draw.choice(pool)
+            merges.append((left, right))
+            if left + right not in vocabulary:
+                vocabulary.append(left + right)
+                pool.append(left + right)
+        for _ in range(draw.randrange(6)):  # that no merge makes
+            token = "".join(draw.choices(pool, k=draw.randrange(2, 4)))
+            if token not in vocabulary:
+                vocabulary.append(token)
+        draw.shuffle(vocabulary)
+        model = models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges,
+                           ignore_merges=draw.random() < 0.5)
+        tokenizer = Tokenizer(model)
+        pipeline(tokenizer)
+        added = [draw.choice(pool + vocabulary[-9:] + ["".join(draw.choices(characters, k=2)), "<|x|>"])
+                 for _ in range(draw.randrange(5))]
+        tokenizer.add_tokens([AddedToken(token, special=draw.random() < 0.5, normalized=draw.random() < 0.3)
+                              for token in added])
+        path = f"{folder}/{number}"
+        tokenizer.save(path + ".json")
+        text = "".join(draw.choices(characters + added, k=300))
+        pathlib.Path(path + ".text").write_bytes(text.encode())
+        encode(path + ".json", path + ".text", path + ".ids")
+
+
 def speed(json, text):
     tokenizer, whole = Tokenizer.from_file(json), pathlib.Path(text).read_bytes().decode()
     pieces = [whole[i : i + 10000] for i in range(0, len(whole), 10000)]
@@ -220,6 +254,6 @@ if __name__ == "__main__":
     if name == "corpus":
         corpus(arguments[0], int(arguments[1]), *arguments[2:])
     else:
-        {"qwen": qwen, "encode": encode, "decode": decode, "train": train, "speed": speed}[name](
+        {"qwen": qwen, "encode": encode, "decode": decode, "train": train, "random": small, "speed": speed}[name](
             *arguments
         )

@@ -124,5 +124,27 @@ TEST(PeerText, AddedTokensKeepTheirNumbersBehindAGap) {
   EXPECT_EQ(again.to_json(), tokenizer.to_json());
 }
 
+// An added token may be what words are made of, too: " the" in the file, where it is "\u0120the".
+TEST(PeerText, AddedTokensThatWordsHaveToo) {
+  const Folder folder;
+  constexpr int kFiles = 150;
+  peer({"random", folder.path(), std::to_string(kFiles)});
+  int added = 0;
+  for (int i = 0; i < kFiles; ++i) {
+    const std::string path = folder / std::to_string(i);
+    const auto tokenizer = Tokenizer::from_file(path + ".json");
+    const std::string text = read_file(path + ".text");
+    const auto theirs = ids_in(path + ".ids");
+    EXPECT_EQ(difference(tokenizer, tokenizer.encode(text), theirs), "") << i;
+    const auto again = Tokenizer::from_json(tokenizer.to_json());
+    EXPECT_EQ(difference(again, again.encode(text), theirs), "") << i;
+    for (const auto& [id, token] : tokenizer.added_tokens()) {
+      EXPECT_EQ(tokenizer.id_of(token.content), id) << i;
+      if (tokenizer.bytes_of(id) != token.content) ++added;
+    }
+  }
+  EXPECT_GT(added, 0);
+}
+
 }  // namespace
 }  // namespace lockstep::test

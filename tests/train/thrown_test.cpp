@@ -18,7 +18,9 @@
 #include "lockstep/train/loss.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/optimizer.h"
+#include "lockstep/train/run.h"
 #include "lockstep/train/schedule.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "train/net.h"
 
@@ -29,6 +31,7 @@ using test::message_of;
 using test::spawn;
 using test::train_options;
 using test::TrainNet;
+using testing::AllOf;
 using testing::HasSubstr;
 using train::Callback;
 using train::RunState;
@@ -315,6 +318,27 @@ TEST(Thrown, AnErrorOfAllRanksThatWasCaughtHidesNone) {
           << place;
     });
   }
+}
+
+TEST(Thrown, WhatIsNoStdExceptionEndsAProgramWithAStatus) {
+  const test::Folder folder;
+  const std::string file = folder / "run.yaml";
+  test::write(file,
+              "model: {kind: linear}\ndata: {kind: synthetic-regression}\n"
+              "training: {max_steps: 3, loss: own}\nlogging: {output_dir: " +
+                  folder / "run" + "}\n");
+  train::Registry registry;
+  registry.add_loss("own", [](const train::RunConfig&) -> train::Loss {
+    return [](const at::Tensor&, const at::Tensor&) -> at::Tensor { throw 42; };
+  });
+  test::spawn_bare(2, [&](int) {
+    std::string program = "program", given = file;
+    char* words[] = {program.data(), given.data()};
+    EXPECT_EQ(train::run_program(2, words, registry), 1);
+  });
+  EXPECT_THAT(test::contents(folder / "run/result.json"),
+              AllOf(HasSubstr("an exception that is not a std::exception"),
+                    HasSubstr("\"exit_status\": 1")));
 }
 
 TEST(Thrown, RatesHaveToBeNumbers) {

@@ -26,11 +26,13 @@ inline constexpr int kRequeueStatus = 75;
 //     return kRequeueStatus;
 //   }
 //
-// One at a time in a process. The destructor restores the handling from before, except for a signal
-// that was received and would now end the process: that one is ignored from then on, since the same
-// signal may come twice (Slurm signals every process of a step, including the launcher) while a
-// program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when
-// there is one already, or for a signal that cannot be handled.
+// One at a time in a process. Where the thread that constructs it has the signals blocked, as it
+// may from what has started the program, it has them unblocked meanwhile. The destructor restores
+// the handling from before, except for a signal that was received and would now end the process:
+// that one is ignored from then on, since the same signal may come twice (Slurm signals every
+// process of a step, including the launcher) while a program that has saved is on its way out. Safe
+// to poll from any thread. Throws ConfigError when there is one already, or for a signal that
+// cannot be handled.
 class PreemptionNotice {
  public:
   // Handles these signals from now on.
@@ -46,6 +48,7 @@ class PreemptionNotice {
  private:
   void restore() noexcept;
   std::map<int, struct sigaction> before_;
+  sigset_t blocked_;  // of them, in the thread that constructs it
 };
 
 }  // namespace lockstep

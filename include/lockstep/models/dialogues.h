@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -51,6 +52,8 @@ struct DialogueOptions {
   int64_t context = 1024;  // tokens of a dialogue
   int64_t rows = 64;       // dialogues that are computed together; others take the seats that end
   int64_t chunk = 1024;    // tokens of a prompt or an answer that are computed together
+  // Called before each token of the messages of a turn; what it throws ends hold_dialogues().
+  std::function<void()> check = {};
 };
 
 // Holds the dialogues to their ends. They proceed in turns: all messages of a turn are written

@@ -25,9 +25,9 @@ void check_same(const ModuleRef& module, const torch::optim::Optimizer& optimize
 // same groups. For every optimizer that can save() and load(): torch's Adam, AdamW, SGD, RMSprop,
 // Adagrad and LBFGS, and FusedAdam, FusedAdamW and FusedSGD. Throws ConfigError on all ranks,
 // before anything changed, when classes, groups or shapes differ, and for a ZeroOptimizer, whose
-// state is sharded: each rank loads its own part. What save() or load() throws on one rank is a
-// ConfigError that quotes it on the others. Ddp makes parameters and buffers rank 0's when it is
-// constructed.
+// state is sharded: each rank loads its own part. What save() or load() throws on one rank is
+// an error that quotes it on the others, a ConfigError where that is one. Ddp makes parameters and
+// buffers rank 0's when it is constructed.
 void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group);
 
 }  // namespace lockstep::parallel

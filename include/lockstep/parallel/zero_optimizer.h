@@ -51,7 +51,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
  public:
   // Makes this rank's optimizer from groups of 1-D leaves, aliases of the parameters' memory; a
   // group may be empty. It takes all groups, and keeps their options. What it throws on one rank is
-  // a ConfigError that quotes it on the others.
+  // an error that quotes it on the others, a ConfigError where that is one.
   using Make = std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>)>;
 
   // Every rank constructs it with the same parameters, in the same order, and the same values.

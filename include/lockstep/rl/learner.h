@@ -55,8 +55,9 @@ struct RolloutPlan {
 // Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`,
 // which returns what it is given in the same order. Every rank calls it: one exchange of the
 // outcomes. Throws ConfigError for fewer lanes than ranks, groups of none, and, on all ranks, a
-// `play` that returns more or fewer episodes. What `play` throws on one rank is a ConfigError that
-// quotes it on the others.
+// `play` that returns more or fewer episodes. What `play` throws on one rank ends the group: the
+// others get a CommError that quotes it in their next call of the group, the exchange if not one of
+// their `play`, which may ask Group::failure() while it is at work.
 Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
                     const std::function<std::vector<Played>(const std::vector<Planned>&)>& play);
 

@@ -78,15 +78,17 @@ struct RolloutOptions {
   int64_t rows = 64;  // episodes that are computed together
   // Called before the first message of the model, and after each.
   std::function<void(const RolloutProgress& progress)> on_message = {};
+  // Called before each token, and may throw: whether another rank still waits for what is played.
+  std::function<void()> check = {};
 };
 
 // Plays the episodes in the policy's own words. What is wrong with an environment ends its episode
-// alone; one that is over as it begins, since its environment dies or its user ends it, has no
-// tokens. All are begun before the first message is written. The result depends on the list, the
-// weights and the options, on nothing else. Throws ConfigError for a task whose domain has no
-// arena, an arena or text that lacks a part, an environment or user that is null, a reward outside
-// [0, 1], a tokenizer without <|im_end|>, a prompt that does not fit into the context, and a text
-// without an answer.
+// alone; one that is over as it begins, since its environment dies, its user ends it or what he
+// says fills the context, has no tokens. All are begun before the first message is written. The
+// result depends on the list, the weights and the options, on nothing else. Throws ConfigError for
+// a task whose domain has no arena, an arena or text that lacks a part, an environment or user that
+// is null, a reward outside [0, 1], a tokenizer without <|im_end|>, a prompt that does not fit into
+// the context before the user has spoken, and a text without an answer.
 std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& tokenizer,
                              const AgentText& text, const Arenas& arenas,
                              const std::vector<Planned>& episodes, const RolloutOptions& options);

@@ -138,11 +138,11 @@ struct Course {
   std::function<TaskKey(const TaskKey& task)> easier = {};
   // Empty: no user is played by a model. Else run_continual() fills it.
   std::shared_ptr<Voice> user_voice = {};
+  // What results.json says of it under "environment", by name: "tau2_version". Asked once, on rank
+  // 0.
+  std::function<std::map<std::string, std::string>()> versions = {};
   // What one says that does nothing.
   std::vector<std::string> idle = {"Done."};
-  // What results.json says of where the tasks are from, as tau2_version; asked on rank 0 when tasks
-  // have been played. Empty: nothing.
-  std::function<std::map<std::string, std::string>()> facts = {};
 };
 
 // The three domains that need no data, at RunOptions::difficulty. Throws ConfigError for a model's

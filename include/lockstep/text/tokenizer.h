@@ -20,7 +20,9 @@
 
 namespace lockstep::text {
 
-// A token that stands in the text as it is and is never made by merging: "<|im_end|>".
+// A token that stands in the text as it is: "<|im_end|>". Words have it, too, where a
+// tokenizer.json makes it of them: one of the content "\u0120the" is found as such and as the bytes
+// " the".
 struct AddedToken {
   std::string content;
   // decode() can leave such tokens out. Qwen's "<think>" is added, but not special.

@@ -105,7 +105,8 @@ class Trainer {
   // Puts the model onto the world's device, makes Ddp or Fsdp, optimizer and loaders of it. Throws
   // ConfigError on all ranks for options that contradict each other or differ between ranks, and
   // for a model that Ddp or Fsdp refuses. What functions of the options throw on one rank, as they
-  // make the optimizer, its groups or the schedule, is a ConfigError that quotes it on the others.
+  // make the optimizer, its groups or the schedule, is an error that quotes it on the others, a
+  // ConfigError where that is one.
   Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
           TrainerOptions options);
   // As above, with a loss that calls the model itself: of outputs that are not a tensor, or of a

@@ -6,6 +6,8 @@
 #include <functional>
 #include <numeric>
 
+#include "core/divided_up.h"
+
 namespace lockstep::checkpoint {
 namespace {
 
@@ -25,7 +27,7 @@ void add_boxes(const Sizes& sizes, size_t first, const Range& range, Box box,
     inner.size[first] = 1;
     add_boxes(sizes, first + 1, {begin, end}, std::move(inner), boxes);
   };
-  const int64_t begin = (range.begin + row - 1) / row,
+  const int64_t begin = divided_up(range.begin, row),
                 end = range.end / row;  // rows that are whole
   if (begin > end) return add_row(end, range.begin - end * row, range.end - end * row);
   if (begin * row > range.begin) add_row(begin - 1, range.begin - (begin - 1) * row, row);

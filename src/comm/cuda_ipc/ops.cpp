@@ -7,6 +7,7 @@
 
 #include "comm/device/memory.h"
 #include "comm/reduce/reduction.h"
+#include "core/divided_up.h"
 #include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 
@@ -21,7 +22,7 @@ constexpr int64_t kAtOnce = 256 << 10;
 // Of a round, for each block.
 constexpr int64_t kBlockBytes = 16 << 10;
 
-int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+int64_t rounded_up(int64_t value, int64_t unit) { return divided_up(value, unit) * unit; }
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
@@ -86,7 +87,7 @@ void CudaIpcOps::plan_reduction(Plan& plan, const Request& request) const {
   }
   plan.slots = size_;
   plan.is_in_two = true;
-  plan.largest = rounded_up((bytes + size_ - 1) / size_, static_cast<int64_t>(kPacket));
+  plan.largest = rounded_up(divided_up(bytes, size_), static_cast<int64_t>(kPacket));
   for (int r = 0; r < size_; ++r) {
     const int64_t begin = std::min(bytes, r * plan.largest);
     plan.in.push_back({data_of(tensor) + begin, std::min(bytes - begin, plan.largest), r, r});
@@ -188,7 +189,7 @@ cuda_ipc::Round CudaIpcOps::round_of(const Plan& plan, const DeviceCall& call) c
                            static_cast<cuda_ipc::U64>(part.slot * room), part.from};
   };
   // At least one: ranks also compare calls without elements.
-  const int64_t rounds = std::max<int64_t>((plan.largest + room - 1) / room, 1);
+  const int64_t rounds = std::max<int64_t>(divided_up(plan.largest, room), 1);
   cuda_ipc::Round round{.peers = comm_->peers(),
                         .stages = cuda_ipc::stage_at(size_, 0, comm_->stage_bytes()),
                         .stage_bytes = comm_->stage_bytes(),

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/divided_up.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -46,7 +48,7 @@ class Direct::Incoming {
         call_(call),
         chunk_(chunk),
         slice_(call.bytes[link.rank()]),
-        window_(std::min(kWindow, (slice_ + chunk - 1) / chunk)),
+        window_(std::min(kWindow, divided_up(slice_, chunk))),
         stride_(std::min(chunk, slice_)),
         foreign_(direct.owners_.size() - call.parts.size()),
         scratch_(new char[window_ * foreign_ * stride_]),

@@ -10,13 +10,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 
 uint32_t NetPort::parts_of(int64_t bytes) {
-  return static_cast<uint32_t>(
-      std::max<int64_t>(1, (bytes + NetFrame::kMostPayload - 1) / NetFrame::kMostPayload));
+  return static_cast<uint32_t>(std::max<int64_t>(1, divided_up(bytes, NetFrame::kMostPayload)));
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/net/frame.h"
+#include "core/divided_up.h"
 
 namespace lockstep::comm::net {
 namespace {
@@ -16,7 +17,7 @@ constexpr int64_t kWindow = 4;
 // Of the sums, among the messages from one rank to another.
 constexpr uint32_t kSums = uint32_t{1} << 30;
 
-int64_t pieces_in(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
+int64_t pieces_in(int64_t bytes, int64_t each) { return divided_up(bytes, each); }
 
 Span piece(const Span& whole, int64_t index, int64_t count) {
   // Whole cache lines.

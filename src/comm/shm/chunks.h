@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/divided_up.h"
 #include "lockstep/core/shard.h"
 
 namespace lockstep::comm {
@@ -20,7 +21,7 @@ inline Range chunk_of(int64_t bytes, int64_t index, int64_t each) {
 
 // At least one: ranks synchronise in a call without elements, too.
 inline int64_t chunks_in(int64_t bytes, int64_t each) {
-  return std::max<int64_t>(1, (bytes + each - 1) / each);
+  return std::max<int64_t>(1, divided_up(bytes, each));
 }
 
 }  // namespace lockstep::comm

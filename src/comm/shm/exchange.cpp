@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/divided_up.h"
 #include "core/flight/record.h"
 #include "lockstep/core/error.h"
 
@@ -14,7 +15,7 @@ constexpr int64_t kAlign = 4096;
 // How often a rank that only polls checks its peers.
 constexpr std::chrono::milliseconds kLook(10);
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+int64_t aligned(int64_t bytes) { return divided_up(bytes, kAlign) * kAlign; }
 
 int64_t blocks_bytes(int size) { return aligned(size * static_cast<int64_t>(sizeof(RankBlock))); }
 int64_t mailbox_bytes(int size) { return aligned(Mailbox::bytes_for(size)); }
@@ -23,7 +24,7 @@ int64_t mailbox_bytes(int size) { return aligned(Mailbox::bytes_for(size)); }
 
 Range slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
   const int64_t line = std::max<int64_t>(1, 64 / element_bytes);
-  const Range lines = Shard{rank, size}.of((count + line - 1) / line);
+  const Range lines = Shard{rank, size}.of(divided_up(count, line));
   return {std::min(count, lines.begin * line), std::min(count, lines.end * line)};
 }
 

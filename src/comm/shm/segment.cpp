@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/host/cgroup.h"
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -79,7 +80,7 @@ void take_pages(const Fd& fd, int64_t bytes) {
 
 int64_t page_rounded(int64_t bytes) {
   const int64_t unit = bytes >= kHugePage ? kHugePage : kPage;
-  return (bytes + unit - 1) / unit * unit;
+  return divided_up(bytes, unit) * unit;
 }
 
 // Gives the file its size.

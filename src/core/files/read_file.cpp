@@ -27,4 +27,9 @@ std::string read_file(const std::string& path, std::string_view about, std::stri
   return text.str();
 }
 
+bool may_exist(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error) || error;
+}
+
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "core/files/fd.h"
+
 namespace lockstep {
 namespace {
 
@@ -54,6 +56,14 @@ int write_whole_file(const std::string& path, std::string_view bytes) {
 
 int write_new_file(const std::string& path, std::string_view bytes) {
   return write_all(path, O_CREAT | O_EXCL, bytes);
+}
+
+int sync_folder_of(const std::string& path) {
+  const auto folder = std::filesystem::path(path).parent_path();
+  const Fd fd(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return 0;  // it may be written to, and not be read
+  if (fsync(fd.get()) == 0 || errno == EINVAL || errno == EOPNOTSUPP) return 0;
+  return errno;
 }
 
 void remove_whole_file(const std::string& path) {

@@ -19,6 +19,10 @@ bool is_stream(const std::string& path);
 // link that leads nowhere. After another error there is none.
 [[nodiscard]] int write_new_file(const std::string& path, std::string_view bytes);
 
+// After it the disk has the names in the folder of `path`, too, where its file system can say so.
+// 0, or the errno of what failed.
+[[nodiscard]] int sync_folder_of(const std::string& path);
+
 // Takes away what write_whole_file() would replace: a file, or the bytes of that to which a link
 // leads. A stream stays as it is. What fails, writing says better.
 void remove_whole_file(const std::string& path);

@@ -33,6 +33,9 @@ PreemptionNotice::PreemptionNotice(std::initializer_list<int> numbers) {
   }
   g_signal.store(0, std::memory_order_relaxed);
   g_received.store(0, std::memory_order_relaxed);
+  sigset_t all;
+  sigemptyset(&all);
+  sigemptyset(&blocked_);
   for (const int number : numbers) {
     struct sigaction action {};
     action.sa_handler = on_preemption;
@@ -45,12 +48,17 @@ PreemptionNotice::PreemptionNotice(std::initializer_list<int> numbers) {
                                     std::strerror(error)));
     }
     before_.emplace(number, old);
+    sigaddset(&all, number);
   }
+  sigset_t mask;
+  pthread_sigmask(SIG_UNBLOCK, &all, &mask);
+  sigandset(&blocked_, &mask, &all);
 }
 
 PreemptionNotice::~PreemptionNotice() { restore(); }
 
 void PreemptionNotice::restore() noexcept {
+  pthread_sigmask(SIG_BLOCK, &blocked_, nullptr);
   for (auto& [number, action] : before_) {
     const bool came = (g_received.load(std::memory_order_relaxed) & bit_of(number)) != 0;
     if (came && (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL)

@@ -26,6 +26,20 @@ bool is_image(const fs::path& file) {
   return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
 }
 
+// A link to a folder that it lies in would be followed for ever, or until there are too many links.
+void refuse_loop(const fs::path& link) {
+  for (fs::path place = fs::absolute(link).parent_path();; place = place.parent_path()) {
+    std::error_code status;
+    if (fs::equivalent(place, link, status)) {
+      throw DataError(
+          fmt::format("[image folder] {} is a link to {}, a folder that it lies in: its images "
+                      "would come again and again; remove the link",
+                      link.string(), place.string()));
+    }
+    if (!place.has_relative_path()) return;
+  }
+}
+
 // Everything below `folder` that `wanted` accepts, in the order of paths.
 template <class Wanted>
 std::vector<fs::path> below(const fs::path& folder, const Wanted& wanted) {
@@ -35,7 +49,17 @@ std::vector<fs::path> below(const fs::path& folder, const Wanted& wanted) {
                                          status),
       end;
   for (; !status && entry != end; entry.increment(status)) {
-    if (entry->is_regular_file() && wanted(entry->path())) found.push_back(entry->path());
+    std::error_code none;
+    const auto type = entry->status(none).type();
+    if (type == fs::file_type::directory) {
+      if (entry->is_symlink(none)) refuse_loop(entry->path());
+      continue;
+    }
+    entry.disable_recursion_pending();
+    // Of a link that leads nowhere, or to itself, reading says what is wrong.
+    const bool is_file = type == fs::file_type::regular || type == fs::file_type::not_found ||
+                         type == fs::file_type::none;
+    if (is_file && wanted(entry->path())) found.push_back(entry->path());
   }
   if (status) {
     throw DataError(fmt::format("[image folder] {}: {}", folder.string(), status.message()));
@@ -63,6 +87,17 @@ at::Tensor grey_of(const Pixels& pixels) {
 // Of a part of an image, in float32 at most 200 MB.
 constexpr int64_t kMostPixels = int64_t{1} << 24;
 
+// libtorch resizes each row, and then each column, by itself. Of one column alone 2.15 resizes to
+// other values.
+at::Tensor resized(const at::Tensor& of, int64_t rows, int64_t columns) {
+  const auto to = [](const at::Tensor& plane, int64_t height, int64_t width) {
+    if (plane.size(2) == height && plane.size(3) == width) return plane;
+    return at::_upsample_bilinear2d_aa(plane, {height, width}, /*align_corners=*/false);
+  };
+  if (columns > 1) return to(of, rows, columns);
+  return to(to(of, of.size(2), 1).repeat({1, 1, 1, 2}), rows, 2).narrow(3, 0, 1);
+}
+
 // float32 channels x size x size, from 0 to 255.
 at::Tensor fitted(const at::Tensor& image, int64_t size, ImageFit fit) {
   at::Tensor plane = image.permute({2, 0, 1}).to(at::kFloat).unsqueeze(0);
@@ -80,19 +115,13 @@ at::Tensor fitted(const at::Tensor& image, int64_t size, ImageFit fit) {
     const auto rest = static_cast<double>(of.size(dim) - size);
     return of.narrow(dim, static_cast<int64_t>(std::nearbyint(rest / 2)), size);
   };
-  const auto resized = [](const at::Tensor& of, int64_t rows, int64_t columns) {
-    if (of.size(2) == rows && of.size(3) == columns) return of;
-    return at::_upsample_bilinear2d_aa(of, {rows, columns}, /*align_corners=*/false);
-  };
   if (std::max(to_height, to_width) <= 16 * size) {
     return middle(middle(resized(plane, to_height, to_width), 2), 3)[0];
   }
-  // Of an image of 1 x 30,000 pixels the whole would take 18 GB. libtorch resizes each row, and
-  // then each column, by itself: cutting between the two, and in parts, changes no bit.
+  // Of an image of 1 x 30,000 pixels the whole would take 18 GB. Cutting between rows and columns,
+  // and in parts, changes no bit.
   plane = middle(resized(plane, height, to_width), 3);
-  // Of one column alone libtorch 2.15 resizes to other values.
-  const auto at_once =
-      std::clamp<int64_t>(kMostPixels / to_height, std::min<int64_t>(2, size), size);
+  const auto at_once = std::clamp<int64_t>(kMostPixels / to_height, 1, size);
   std::vector<at::Tensor> columns;
   for (int64_t next = 0; next < size; next += at_once) {
     const auto begin = std::min(next, size - at_once);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 #include "parallel/fsdp/state.h"
 
@@ -15,7 +16,7 @@ namespace {
 // each of these belongs to one rank, for any number of ranks.
 constexpr int64_t kCell = 1024;
 
-int64_t cells_of(int64_t numel) { return (numel + kCell - 1) / kCell; }
+int64_t cells_of(int64_t numel) { return divided_up(numel, kCell); }
 
 // The p-norm of each cell, in float64, into `cells`.
 void write_norms(const at::Tensor& gradient, double p, const at::Tensor& cells) {

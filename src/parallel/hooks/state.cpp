@@ -86,8 +86,12 @@ void HookState::attach(Layout layout) {
   };
   std::map<decltype(place(*layout.begin())), std::string> before;  // the names
   for (const auto& item : layout_) before.try_emplace(place(item), item.first);
-  if (restored_ && std::ranges::none_of(
-                       layout, [&](const auto& item) { return before.contains(place(item)); })) {
+  // Of a model that has only parameters without a tensor in common with this one, as a frozen part.
+  const auto has_own = [&](const Layout::value_type& item) {
+    const auto own = before.find(place(item));
+    return own != before.end() && of(own->second).defined();
+  };
+  if (restored_ && std::ranges::none_of(layout, has_own)) {
     for (const auto& item : layout) before.try_emplace(place(item), item.first);
   }
   Tensors kept;

@@ -44,8 +44,8 @@ class HookState {
   const Tensors& tensors() const { return tensors_; }
   // What the tensors have to be from now on. A parameter that was there before keeps its own, also
   // under another name, and one that is new has none. What was restored goes by name when the hook
-  // sees these parameters for the first time. Throws ConfigError, and changes nothing, when those
-  // that were restored before the first call are something else.
+  // sees the parameters of these tensors for the first time. Throws ConfigError, and changes
+  // nothing, when those that were restored before the first call are something else.
   void attach(Layout layout);
   // Takes copies. Throws ConfigError, which names the hook and the tensor, when one is not of the
   // layout (as far as it is known). Nothing has changed then. A parameter may have none: there was

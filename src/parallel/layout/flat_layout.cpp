@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
@@ -25,7 +26,7 @@ FlatLayout FlatLayout::packed(at::ScalarType dtype) {
 
 size_t FlatLayout::add(std::string name, int64_t numel) {
   members_.push_back({.name = std::move(name), .numel = numel, .begin = numel_});
-  const int64_t bytes = (numel * width_ + alignment_ - 1) / alignment_ * alignment_;
+  const int64_t bytes = divided_up(numel * width_, alignment_) * alignment_;
   numel_ += bytes / width_;
   return members_.size() - 1;
 }

@@ -10,6 +10,7 @@
 
 #include "checkpoint/file_memory.h"
 #include "comm/device/capture.h"
+#include "core/divided_up.h"
 #include "lockstep/core/shard.h"
 #include "parallel/optim/adam_kernel.h"
 #include "parallel/optim/fused.h"
@@ -76,7 +77,7 @@ void update_plain(const Item& item, const Options& options) {
                          .average = item.average.mutable_data_ptr<float>(),
                          .square = item.square.mutable_data_ptr<float>(),
                          .count = item.parameter.numel()};
-  const int64_t blocks = (all.count + kAdamBlock - 1) / kAdamBlock;
+  const int64_t blocks = divided_up(all.count, kAdamBlock);
   constexpr int64_t kBlocksATask = 32;
   at::parallel_for(0, blocks, kBlocksATask, [&](int64_t first, int64_t last) {
     const int64_t at = first * kAdamBlock;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/metrics.h"
@@ -91,9 +92,7 @@ train::TransformerConfig sizes_of(const models::TransformerOptions& o) {
 GrpoOptions grpo_options(const rl::RunOptions& o, const train::TransformerConfig& sizes,
                          int64_t ranks) {
   const int64_t lanes = o.lanes > 0 ? o.lanes : ranks;
-  const auto of_lane = [&](int64_t tasks, int64_t each) {
-    return (tasks + lanes - 1) / lanes * each;
-  };
+  const auto of_lane = [&](int64_t tasks, int64_t each) { return divided_up(tasks, lanes) * each; };
   const int64_t episodes = of_lane(o.prompts, o.group_size);
   const int64_t evaluated = of_lane(o.evaluation_tasks(), o.eval_trials);
   const int64_t length = std::min(o.context, sizes.max_length);

@@ -10,8 +10,10 @@
 #include <optional>
 #include <string_view>
 
-#include "comm/together.h"
+#include "comm/text.h"
+#include "comm/transport.h"
 #include "core/counted.h"
+#include "core/divided_up.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel/activation_checkpointing.h"
@@ -96,7 +98,6 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
   out.outcomes.resize(plan.episodes.size());
   std::vector<std::pair<uint64_t, Outcome>> mine;
   std::string problem;
-  const comm::CallOptions exchange{.timeout = plan.timeout, .label = "outcomes"};
   const auto own = Shard{group.rank(), group.size()}.of(plan.lanes);
   for (int64_t lane = own.begin; lane < own.end; ++lane) {
     std::vector<size_t> numbers;
@@ -110,9 +111,12 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     std::vector<Played> played;
     try {
       if (!episodes.empty()) played = play(episodes);
+    } catch (const CommError&) {
+      throw;  // the others' own
     } catch (...) {
-      comm::give_up(group, fmt::format("[rollout] rank {}: {}", group.rank(), comm::thrown_text()),
-                    exchange);
+      // They may have minutes of episodes left before the exchange.
+      group.transport().abort_all(
+          fmt::format("[rollout] rank {}: {}", group.rank(), comm::thrown_text()));
       throw;
     }
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
@@ -128,6 +132,7 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     out.numbers.push_back(std::move(numbers));
     out.episodes.push_back(std::move(played));
   }
+  const comm::CallOptions exchange{.timeout = plan.timeout, .label = "outcomes"};
   // A rank that cannot go on says so in the exchange that the others wait in.
   std::string bytes(kOutcomes);
   bytes.append(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(mine[0]));
@@ -158,7 +163,7 @@ struct Learner::State {
     }
     if (options.divided) recomputed.emplace(net->recomputed(models::Recomputed::Full));
     own_lanes = Shard{group.rank(), group.size()}.of(options.lanes).size();
-    most_lanes = (options.lanes + group.size() - 1) / group.size();
+    most_lanes = divided_up(options.lanes, group.size());
     adam = std::make_unique<parallel::FusedAdamW>(
         parameters(),
         torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(0.01));

@@ -56,13 +56,18 @@ class EpisodeDialogue : public models::Dialogue {
 
   // False when it is over with that: there is nothing that the agent could answer.
   bool starts() {
-    seen_ = episode_->begin(planned_.task, planned_.key);
+    const auto seen = episode_->begin(planned_.task, planned_.key);
+    if (episode_->over()) return false;
+    first_ = prompt(seen);
+    const auto fits = [&](const std::vector<int32_t>& tokens) {
+      return std::ssize(tokens) < episode_->limits().context;
+    };
+    // As a later message that leaves no room. A task that has none by itself is the caller's error.
+    if (!fits(first_) && fits(prompt(episode_->scene().history))) episode_->stop(End::ContextFull);
     return !episode_->over();
   }
 
-  std::vector<int32_t> begin() override {
-    return encode_chat(*tokenizer_, text_->prompt(episode_->scene(), seen_));
-  }
+  std::vector<int32_t> begin() override { return std::move(first_); }
 
   std::vector<int32_t> answer(std::span<const int32_t> message, models::Written how) override {
     auto tokens = answer_to(message, how);
@@ -99,6 +104,10 @@ class EpisodeDialogue : public models::Dialogue {
     return tokens;
   }
 
+  std::vector<int32_t> prompt(std::span<const Message> seen) const {
+    return encode_chat(*tokenizer_, text_->prompt(episode_->scene(), seen));
+  }
+
   Planned planned_;
   const text::Tokenizer* tokenizer_;
   const AgentText* text_;
@@ -106,7 +115,7 @@ class EpisodeDialogue : public models::Dialogue {
   std::unique_ptr<UserSimulator> user_;
   std::unique_ptr<Episode> episode_;
   Watched* watched_;
-  std::vector<Message> seen_;  // before the agent's first message
+  std::vector<int32_t> first_;  // before the agent's first message
 };
 
 }  // namespace
@@ -166,7 +175,8 @@ std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& to
                                            .stop = {*end},
                                            .vocabulary = tokenizer.size()},
                               .context = options.limits.context,
-                              .rows = options.rows});
+                              .rows = options.rows,
+                              .check = options.check});
   std::vector<models::DialogueTokens> of_all(dialogues.size());
   for (size_t i = 0; i < seated.size(); ++i) of_all[seated[i]] = std::move(tokens[i]);
   std::vector<Played> out;

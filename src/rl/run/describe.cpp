@@ -60,6 +60,7 @@ Phase start(const RunOptions& o) {
                                      o.warm_steps, o.warm_batch)});
   }
   out.calls.push_back({"broadcast", "first state", "the parameters of rank 0"});
+  out.calls.push_back({"all_gather_bytes", "problems, baselines", "what scripted agents earn"});
   return out;
 }
 

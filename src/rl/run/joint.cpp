@@ -75,15 +75,15 @@ std::map<std::string, double> read_joint(const RunOptions& options) {
 
 std::map<std::string, double> joint_rewards(const comm::Group& group, const RunOptions& options) {
   std::map<std::string, double> out;
-  std::string problem;
-  if (group.rank() == 0 && !options.joint_run.empty()) {
+  agree_on(group, [&] {
+    if (group.rank() != 0 || options.joint_run.empty()) return;
     try {
       out = read_joint(options);
     } catch (const std::exception& error) {
-      problem = fmt::format("[three_domain] --joint-run {} {}", options.joint_run, error.what());
+      throw ConfigError(
+          fmt::format("[three_domain] --joint-run {} {}", options.joint_run, error.what()));
     }
-  }
-  agree_on(group, problem);
+  });
   return out;
 }
 

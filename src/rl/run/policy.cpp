@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/files/read_file.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/pretrained.h"
 #include "rl/policy/markers.h"
@@ -16,18 +16,12 @@
 namespace lockstep::rl {
 namespace {
 
-// What cannot be looked at is named when it is read.
-bool is_there(const std::string& path) {
-  std::error_code none;
-  return std::filesystem::exists(path, none) || none;
-}
-
 // The chat template (Jinja's text) of a folder of transformers; empty without one.
 std::string chat_template_in(const std::string& folder) {
   const std::string own = folder + "/chat_template.jinja";
-  if (is_there(own)) return text::read_file(own);
+  if (may_exist(own)) return text::read_file(own);
   const std::string config = folder + "/tokenizer_config.json";
-  if (!is_there(config)) return "";
+  if (!may_exist(config)) return "";
   const auto json = nlohmann::json::parse(text::read_file(config), nullptr, false);
   if (!json.is_object() || !json.contains("chat_template")) return "";
   const auto& found = json["chat_template"];
@@ -64,14 +58,10 @@ WarmedUp make_policy(const comm::World& world, const Course& course, const RunOp
   if (!folder.empty()) {
     models::Transformer net{nullptr};
     std::optional<text::Tokenizer> tokenizer;
-    std::string problem;
-    try {
+    agree_on(world.group(), [&] {
       net = models::load_transformer(folder);
       tokenizer = text::Tokenizer::from_file(folder);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    agree_on(world.group(), problem);
+    });
     net->to(world.device());
     return {.net = net, .tokenizer = *tokenizer};
   }
@@ -106,7 +96,7 @@ void export_policy(const models::Transformer& net, const text::Tokenizer& tokeni
   for (const char* name : {"tokenizer_config.json", "chat_template.jinja", "chat_template.json",
                            "special_tokens_map.json", "generation_config.json"}) {
     const std::string from = source + "/" + name;
-    if (!is_there(from)) continue;
+    if (!may_exist(from)) continue;
     text::write_file(folder + "/" + name, text::read_file(from));
   }
 }

@@ -11,6 +11,7 @@
 #include "lockstep/core/log.h"
 #include "lockstep/rl/episode.h"
 #include "rl/policy/agreed.h"
+#include "rl/run/setup.h"
 
 namespace lockstep::rl {
 namespace {
@@ -76,11 +77,10 @@ std::map<std::string, double> by_domain(const Curriculum& curriculum, size_t cou
 }  // namespace
 
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
+                const comm::Group& group,
                 const std::function<std::vector<std::string>(const Planned&)>& lines) {
-  double sum = 0;
-  int64_t died = 0;
-  std::string why;  // the last of them
-  for (const auto& planned : plan.episodes) {
+  Json mine{{"rewards", Json::array()}, {"died", 0}, {"why", ""}};
+  const auto play = [&](const Planned& planned) {
     const Arena& arena = course.arenas.at(planned.task.domain);
     const auto environment = arena.domain->make();
     const auto user = arena.make_user();
@@ -90,12 +90,31 @@ double scripted(const Course& course, const RolloutPlan& plan, const Limits& lim
       if (!episode.over()) episode.agent_says(line);
     }
     episode.stop(End::AgentStop);
-    sum += episode.reward().value;
-    if (episode.why() != End::EnvError) continue;
-    ++died;
-    why = episode.reward().note;
+    mine["rewards"].push_back(episode.reward().value);
+    if (episode.why() != End::EnvError) return;
+    mine["died"] = mine["died"].get<int64_t>() + 1;
+    mine["why"] = episode.reward().note;
+  };
+  const auto ranks = static_cast<size_t>(group.size());
+  const auto play_own = [&] {
+    for (auto i = static_cast<size_t>(group.rank()); i < plan.episodes.size(); i += ranks)
+      play(plan.episodes[i]);
+  };
+  agree_on(group, play_own, plan.timeout);
+  std::vector<Json> of_ranks;
+  const std::string text = mine.dump(-1, ' ', false, Json::error_handler_t::replace);
+  for (const auto& each : group.all_gather_bytes(text, {.label = "baselines"}))
+    of_ranks.push_back(Json::parse(each));
+  double sum = 0;
+  for (size_t i = 0; i < plan.episodes.size(); ++i)
+    sum += of_ranks[i % ranks]["rewards"][i / ranks].get<double>();
+  int64_t died = 0;
+  std::string why;  // the last of some rank's
+  for (const auto& each : of_ranks) {
+    died += each["died"].get<int64_t>();
+    if (each["died"] != 0) why = each["why"];
   }
-  if (died > 0) {
+  if (died > 0 && group.rank() == 0) {
     log::warn(
         fmt::format("[three_domain] in a baseline the environments of {} of {} episodes died, "
                     "which count with reward 0; the last one: {}",

@@ -15,8 +15,10 @@
 
 namespace lockstep::rl {
 
-// Mean reward of an agent whose lines are known. Warns of environments that died.
+// Mean reward of an agent whose lines are known, the same on every rank, which all call it and play
+// a part of the episodes each. Warns of environments that died.
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
+                const comm::Group& group,
                 const std::function<std::vector<std::string>(const Planned&)>& lines);
 
 // Some environments may die; where more than a fifth do, what is measured is not the agent. `why`:

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <optional>
@@ -146,19 +147,18 @@ class Run {
 
   void baselines() {
     const Clock clock({&facts_.seconds}, "baselines");
-    std::string problem;
-    try {
-      if (world_.is_main()) gold_ = gold_of(course_, curriculum_);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    agree_on(group_, problem);
+    agree_on(group_, [&] {
+      if (!world_.is_main()) return;
+      gold_ = gold_of(course_, curriculum_);
+      if (course_.versions) facts_.environment = course_.versions();
+    });
     for (size_t j = 0; j < curriculum_.columns.size(); ++j) {
       const auto plan = plan_evaluation(curriculum_, options_, static_cast<int64_t>(j));
-      result_.null_agent.push_back(scripted(course_, plan, limits_of(options_),
+      result_.null_agent.push_back(scripted(course_, plan, limits_of(options_), group_,
                                             [&](const Planned&) { return course_.idle; }));
       if (course_.oracle) {
-        result_.oracle.push_back(scripted(course_, plan, limits_of(options_), course_.oracle));
+        result_.oracle.push_back(
+            scripted(course_, plan, limits_of(options_), group_, course_.oracle));
       }
     }
   }
@@ -172,7 +172,8 @@ class Run {
                              {.limits = limits_of(options_),
                               .temperature = temperature,
                               .top_p = top_p,
-                              .on_message = [&](const auto& lane) { line.show(lane); }});
+                              .on_message = [&](const auto& lane) { line.show(lane); },
+                              .check = [&] { throw_if_failed(); }});
       for (const auto& one : played) {
         if (one.end == End::EnvError) why = one.reward.note;
       }
@@ -182,6 +183,15 @@ class Run {
     learner_->reshard();
     check_environments(out, why, group_);
     return out;
+  }
+
+  // Where another rank has failed, a call of the group throws at once, and says why. To look costs
+  // a request over the network, which is seldom enough.
+  void throw_if_failed() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_look_) return;
+    next_look_ = now + std::chrono::milliseconds(100);
+    if (group_.failure()) group_.barrier({.label = "outcomes"}).wait();
   }
 
   void learn(const Unit& unit) {
@@ -290,13 +300,9 @@ class Run {
   // Every rank calls it; rank 0 writes.
   void export_model(const std::string& folder) {
     learner_->unshard();
-    std::string problem;
-    try {
+    agree_on(group_, [&] {
       if (world_.is_main()) export_policy(net_, *tokenizer_, model_folder_, folder);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    throw_on_all(problem);
+    });
     learner_->reshard();
   }
 
@@ -354,11 +360,6 @@ class Run {
     if (!problem.empty()) lockstep::log::warn(problem + "; the run continues");
   }
 
-  void throw_on_all(const std::string& problem) const {
-    const std::string first = first_problem(group_, problem);
-    if (!first.empty()) throw Error(first);
-  }
-
   // As write().
   std::string write_results() {
     result_.rows = state_.rows;
@@ -369,7 +370,6 @@ class Run {
     }
     facts_.environment["world"] = world_.describe();
     facts_.environment["lanes"] = std::to_string(options_.lanes);
-    if (course_.facts) facts_.environment.merge(course_.facts());
     std::vector<StageScores> scores;
     const size_t done = stages_done(curriculum_, state_);
     if (done > 0) {
@@ -406,7 +406,9 @@ class Run {
       return;
     }
     if (!problem.empty()) problem += "; a checkpoint has all of the run: --resume writes it";
-    throw_on_all(problem);
+    agree_on(group_, [&] {
+      if (!problem.empty()) throw Error(problem);
+    });
     if (!metrics_.empty()) say("{}", summary_text(metrics_));
     if (trajectories_.lost() > 0)
       say("trajectories.jsonl lacks {}, for which the disk had no room",
@@ -430,6 +432,7 @@ class Run {
   std::optional<checkpoint::FolderLock> lock_;  // of output_dir, on rank 0
   TrajectoryFile trajectories_;                 // rank 0's
   bool warned_ = false;                         // of equal groups
+  std::chrono::steady_clock::time_point next_look_ = {};
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;
   Learner* learner_ = nullptr;

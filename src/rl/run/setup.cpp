@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "comm/text.h"
 #include "core/files/job_file.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -84,13 +85,15 @@ std::string difference(const RunOptions& options) {
   return problem;
 }
 
-// What is too long for the context; nothing when all is well.
-std::string too_long(const Course& course, const Curriculum& curriculum,
+// Throws ConfigError for what is too long for the context.
+void refuse_too_long(const Course& course, const Curriculum& curriculum,
                      const text::Tokenizer& tokenizer, const RunOptions& options) {
   for (const auto& column : curriculum.columns) {
     const Arena& arena = course.arenas.at(column.domain);
     const auto environment = arena.domain->make();
-    const auto user = arena.make_user();
+    // What a model says depends on the episode, and fills the context of that one alone.
+    const bool is_model = course.user_voice != nullptr;
+    const auto user = is_model ? std::make_unique<NoUser>() : arena.make_user();
     Episode episode(*environment, *user);
     std::vector<TaskKey> easier;
     for (const auto& key : column.learning) {
@@ -98,19 +101,19 @@ std::string too_long(const Course& course, const Curriculum& curriculum,
     }
     for (const auto* keys : {&column.learning, &column.evaluation, &std::as_const(easier)}) {
       for (const auto& key : *keys) {
-        const auto seen = episode.begin(key, 0);
+        auto seen = episode.begin(key, 0);
         if (episode.over()) continue;  // its environment died
+        if (is_model) seen = episode.scene().history;
         const auto tokens =
             encode_chat(tokenizer, course.text.prompt(episode.scene(), seen)).size();
         if (static_cast<int64_t>(tokens) < options.context) continue;
-        return fmt::format(
+        throw ConfigError(fmt::format(
             "[three_domain] --context {}: the task {} begins with {} tokens, before the agent has "
             "said a word",
-            options.context, name_of(key), tokens);
+            options.context, name_of(key), tokens));
       }
     }
   }
-  return "";
 }
 
 }  // namespace
@@ -142,10 +145,20 @@ std::string first_problem(const comm::Group& group, const std::string& mine,
   return "";
 }
 
-void agree_on(const comm::Group& group, const std::string& problem,
+void agree_on(const comm::Group& group, const std::function<void()>& step,
               std::optional<std::chrono::milliseconds> timeout) {
+  std::string problem;  // behind a letter
+  try {
+    step();
+  } catch (const ConfigError& error) {
+    problem = std::string("c") + error.what();
+  } catch (...) {
+    problem = "-" + comm::thrown_text();
+  }
   const std::string first = first_problem(group, problem, timeout);
-  if (!first.empty()) throw ConfigError(first);
+  if (first.empty()) return;
+  if (first.front() == 'c') throw ConfigError(first.substr(1));
+  throw Error(first.substr(1));
 }
 
 void check_alike(const comm::Group& group, const RunOptions& mine) {
@@ -187,66 +200,58 @@ std::string model_folder(const std::string& model) {
 
 std::string find_model(const comm::Group& group, const std::string& model) {
   if (model.empty()) return "";
-  std::string folder, problem;
-  try {
-    folder = model_folder(model);
-  } catch (const ConfigError& error) {
-    problem = error.what();
-  }
-  agree_on(group, problem);
+  std::string folder;
+  agree_on(group, [&] { folder = model_folder(model); });
   return folder;
 }
 
 void check_lengths(const comm::Group& group, const Course& course, const Curriculum& curriculum,
                    const text::Tokenizer& tokenizer, const RunOptions& options,
                    int64_t max_length) {
-  std::string problem;
-  if (options.context > max_length) {
-    problem = fmt::format("[three_domain] --context {} is more than the {} positions of {}",
-                          options.context, max_length, options.model);
-  } else if (group.rank() == 0) {
-    try {
-      problem = too_long(course, curriculum, tokenizer, options);
-    } catch (const std::exception& error) {
-      problem = error.what();
+  const auto check = [&] {
+    if (options.context > max_length) {
+      throw ConfigError(
+          fmt::format("[three_domain] --context {} is more than the {} positions of {}",
+                      options.context, max_length, options.model));
     }
-  }
-  // Rank 0 has begun each task, which takes the others nothing.
-  agree_on(group, problem, std::chrono::seconds(options.rollout_timeout));
+    if (group.rank() == 0) refuse_too_long(course, curriculum, tokenizer, options);
+  };
+  // Rank 0 begins each task, which takes the others nothing.
+  agree_on(group, check, std::chrono::seconds(options.rollout_timeout));
 }
 
 bool prepare_directory(const comm::Group& group, RunOptions options,
                        std::optional<checkpoint::FolderLock>& lock) {
   std::string problem;
-  if (group.rank() == 0) {
+  const auto claim = [&] {
+    std::error_code error;
+    fs::create_directories(options.output_dir, error);
+    if (error) throw Error(error.message());
+    lock.emplace(options.output_dir, ".run.lock", "in use",
+                 "writes the files of a run here: give this run another directory, or end that "
+                 "one");
+    options.resume = options.resume || is_restarted_job(options.output_dir);
+    if (fs::exists(options.output_dir + "/" + kOptionsFile)) problem = difference(options);
+    if (problem.empty()) write_job_file(options.output_dir);
+  };
+  agree_on(group, [&] {
+    if (group.rank() != 0) return;
     try {
-      std::error_code error;
-      fs::create_directories(options.output_dir, error);
-      if (error) throw Error(error.message());
-      lock.emplace(options.output_dir, ".run.lock", "in use",
-                   "writes the files of a run here: give this run another directory, or end that "
-                   "one");
-      options.resume = options.resume || is_restarted_job(options.output_dir);
-      if (fs::exists(options.output_dir + "/" + kOptionsFile)) problem = difference(options);
-      if (problem.empty()) write_job_file(options.output_dir);
+      claim();
     } catch (const std::exception& error) {
       problem = fmt::format("[three_domain] --output-dir {}: {}", options.output_dir, error.what());
     }
-  }
-  agree_on(group, problem);
+    if (!problem.empty()) throw ConfigError(problem);
+  });
   return !group.broadcast_bytes(options.resume ? "goes on" : "").empty();
 }
 
 void claim_directory(const comm::Group& group, const RunOptions& options) {
-  std::string problem;
-  if (group.rank() == 0 && !fs::exists(options.output_dir + "/" + kOptionsFile)) {
-    try {
-      train::write_whole(options.output_dir + "/" + kOptionsFile, lines_of(options.as_text()));
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-  }
-  agree_on(group, problem);
+  const std::string file = options.output_dir + "/" + kOptionsFile;
+  agree_on(group, [&] {
+    if (group.rank() == 0 && !fs::exists(file))
+      train::write_whole(file, lines_of(options.as_text()));
+  });
 }
 
 }  // namespace lockstep::rl

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,8 +30,9 @@ RunOptions with_lanes_of_run(RunOptions options, const comm::Group& group, int64
 std::string first_problem(const comm::Group& group, const std::string& mine,
                           std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
-// All ranks throw ConfigError with it, or none does.
-void agree_on(const comm::Group& group, const std::string& problem,
+// What `step` throws on the first rank on which it fails, all ranks throw, a ConfigError as such
+// and all else as an Error. Every rank calls it, and waits as in first_problem().
+void agree_on(const comm::Group& group, const std::function<void()>& step,
               std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 // Throws ConfigError on all ranks when options differ, with the first that does.
@@ -46,8 +48,8 @@ std::string find_model(const comm::Group& group, const std::string& model);
 bool prepare_directory(const comm::Group& group, RunOptions options,
                        std::optional<checkpoint::FolderLock>& lock);
 
-// From now on the directory has this run, whose options are in run.txt. Throws ConfigError on all
-// ranks.
+// From now on the directory has this run, whose options are in run.txt. Throws Error on all ranks
+// when it cannot be written.
 void claim_directory(const comm::Group& group, const RunOptions& options);
 
 // What the joint run in options.joint_run ended with, by domain, on rank 0; empty on the others,

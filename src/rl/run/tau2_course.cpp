@@ -14,12 +14,8 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process) {
   const ChatFormat format = chat_format_of(options);
   Course out{.text = chat_text({.format = format})};
   const Tau2Bridge bridge(process);
-  out.facts = [bridge]() -> std::map<std::string, std::string> {
-    try {
-      return {{"tau2_version", bridge.version()}};
-    } catch (const ConfigError&) {
-      return {};  // it has died, and does not start again
-    }
+  out.versions = [bridge] {
+    return std::map<std::string, std::string>{{"tau2_version", bridge.version()}};
   };
   if (options.user == "model") out.user_voice = std::make_shared<Voice>();
   const auto make_user = [solo = options.solo, voice = out.user_voice,

@@ -1,11 +1,11 @@
 // A main() for programs that a configuration drives.
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/train/config_source.h"
@@ -82,10 +82,8 @@ int run_program(int argc, char** argv, const Registry& registry) {
     return fail(error.what(), 2);
   } catch (const CommError& error) {
     return fail(error.what(), 1, flight::Blame::Peer);
-  } catch (const c10::Error& error) {
-    return fail(error.what_without_backtrace(), 1);
-  } catch (const std::exception& error) {
-    return fail(error.what(), 1);
+  } catch (...) {
+    return fail(comm::thrown_text(), 1);
   }
 }
 

@@ -180,8 +180,8 @@ Locks prepare(const Files& files, const RunConfig& config, const Registry& regis
       if (found == Found::Nothing) replace_files(files, config, registry);
     } catch (const ConfigError& error) {
       fault = std::string("c") + error.what();
-    } catch (const std::exception& error) {
-      fault = std::string("-") + error.what();
+    } catch (...) {
+      fault = "-" + comm::thrown_text();
     }
   }
   fault = world.group().broadcast_bytes(fault, 0, {.label = "run: folders"});
@@ -336,6 +336,17 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   if (samples) samples->attach(trainer.fsdp());
   if (data.scaler) trainer.track("scaling", *data.scaler);
   made = &trainer;
+  // In the handler of an exception, with which run_program() ends so.
+  const auto note_failure = [&](int status) {
+    if (!world.is_main() || files.result.empty() || !has_begun) return;
+    const std::string text = comm::thrown_text();
+    try {
+      write_whole(files.result, result_json(text, status, trainer.state(), world));
+      write_page(config, files, world);
+    } catch (const std::exception& another) {
+      log::error(another.what());
+    }
+  };
   try {
     Ending ending{.outcome = trainer.run()};
     const bool is_over = ending.outcome.ended != Ended::Preempted;
@@ -356,17 +367,11 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     }
     write_page(config, files, world);
     return ending.outcome.exit_status();
-  } catch (const std::exception& error) {
-    if (world.is_main() && !files.result.empty() && has_begun) {
-      try {
-        // As run_program() ends with it.
-        const int status = dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1;
-        write_whole(files.result, result_json(comm::thrown_text(), status, trainer.state(), world));
-        write_page(config, files, world);
-      } catch (const std::exception& another) {
-        log::error(another.what());
-      }
-    }
+  } catch (const ConfigError&) {
+    note_failure(2);
+    throw;
+  } catch (...) {
+    note_failure(1);
     throw;
   }
 }

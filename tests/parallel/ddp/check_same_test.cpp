@@ -352,15 +352,29 @@ TEST(BroadcastOptimizer, WhatSaveThrowsIsQuotedOnTheOthers) {
     if (world.rank() == 0) {
       EXPECT_THROW(thrown(), int);
     } else {
-      EXPECT_EQ(message_of<ConfigError>(thrown),
+      EXPECT_EQ(message_of<Error>(thrown),
                 "[broadcast_optimizer] rank 0: an exception that is not a std::exception");
     }
     optimizer.fail = [] { TORCH_CHECK(false, "an odd state"); };
     if (world.rank() == 0) {
       EXPECT_THROW(thrown(), c10::Error);
     } else {  // without libtorch's backtrace
-      EXPECT_EQ(message_of<ConfigError>(thrown), "[broadcast_optimizer] rank 0: an odd state");
+      EXPECT_EQ(message_of<Error>(thrown), "[broadcast_optimizer] rank 0: an odd state");
     }
+    // A program's exit status says whether its configuration was wrong.
+    const auto is_config_error = [&] {
+      try {
+        thrown();
+      } catch (const ConfigError&) {
+        return true;
+      } catch (const Error&) {
+      }
+      return false;
+    };
+    optimizer.fail = [] { throw DataError("no state"); };
+    EXPECT_FALSE(is_config_error());
+    optimizer.fail = [] { throw ConfigError("no state"); };
+    EXPECT_TRUE(is_config_error());
   });
 }
 

@@ -124,6 +124,32 @@ TEST(HookState, ThatWasRestoredGoesToTheModelThatComesNext) {
   });
 }
 
+// Two models on one frozen part: names say what belongs to the second one's own.
+TEST(HookState, ThatWasRestoredGoesToTheNextModelOnTheSameFrozenPart) {
+  spawn(2, [](World& world) {
+    for (const auto& hook : hooks_with_residuals()) {
+      SCOPED_TRACE(hook->name());
+      torch::nn::Linear common(6, 8);
+      for (auto& parameter : common->parameters()) parameter.requires_grad_(false);
+      const auto train = [&](int steps) {
+        torch::nn::Sequential net(common, torch::nn::Linear(8, 8));
+        Ddp ddp(net, world.group(), {.hook = hook});
+        const Tensors begun = kept_for(*hook, "");
+        for (int step = 0; step < steps; ++step) {
+          ddp.zero_grad();
+          net->forward(input(world.rank(), step)).square().mean().backward();
+        }
+        return begun;
+      };
+      train(3);
+      const Tensors saved = kept_for(*hook, "");
+      EXPECT_FALSE(kept_for(*hook, "1.").empty());
+      hook->restore(saved);
+      expect_same(train(0), saved);
+    }
+  });
+}
+
 // Otherwise ranks that come later give it to the layer in the other's place, or refuse its sizes.
 TEST(HookState, OfALayerThatWasReplacedInAGroupOfOneIsGone) {
   spawn(1, [](World& world) {
