@@ -207,6 +207,9 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
     add("weight_average.decay", average->decay.value_or(-1));
     add("weight_average.start", average->start);
     add("weight_average.every", average->every);
+    for (const int64_t before : {1, 1000}) {
+      if (average->decay_of) add("weight_average.decay_of", average->decay_of(before));
+    }
   }
   if (o.early_stopping) {
     add("early_stopping.metric", o.early_stopping->metric);

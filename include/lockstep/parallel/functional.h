@@ -19,8 +19,9 @@ namespace lockstep::functional {
 // Ranks: all of `group` call each function equally often and in one order, and again in backward();
 // so inputs require gradients on every rank or on none, and every rank's loss depends on the result
 // (multiply it by 0 where it does not matter). A rank that does neither gives all of them a
-// CommError. Calls in backward() come in the order of the graph: give ranks whose graphs differ a
-// group of its own for these calls, by Group::split().
+// CommError. Calls in backward() come in the order of the graph: where the graphs of ranks differ
+// (experts without tokens), give these calls a group of their own, by Group::split(), or they come
+// in another order than those of a Ddp or Fsdp on `group`, which is a CommError.
 //
 // Tensors are of floating-point or complex numbers where a gradient is needed. Every function
 // throws ConfigError with lanes, whose losses may not depend on which lanes a rank has, and for

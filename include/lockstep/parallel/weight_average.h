@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,6 +23,12 @@ struct WeightAverageOptions {
   int64_t start = 0;
   // Then every so many calls take part in it, the first one among them.
   int64_t every = 1;
+  // In place of `decay`, one that changes: of the average that is taken after `before` others, from
+  // 1 on, as the first one copies the weights. Diffusion models and detectors let it grow while a
+  // training begins:
+  //   .decay_of = [](int64_t n) { return std::min(0.9999, 1 - std::pow(1.0 + n, -0.75)); }
+  // A function of nothing else, so that a run that is resumed goes on with it.
+  std::function<double(int64_t before)> decay_of = nullptr;
 };
 
 // Averages of a model's weights:
@@ -51,8 +58,8 @@ class WeightAverage {
   WeightAverage(const WeightAverage&) = delete;
   WeightAverage& operator=(const WeightAverage&) = delete;
 
-  // After optimizer.step(). Throws ConfigError while the average is applied, and for weights that
-  // have another size or device than at construction.
+  // After optimizer.step(). Throws ConfigError while the average is applied, for weights that have
+  // another size or device than at construction, and for a decay_of() outside of 0 to 1.
   void update();
   // Begins anew, with the weights as they are: after loading others, for instance.
   void restart();
@@ -93,6 +100,7 @@ class WeightAverage {
   friend class WeightAverageState;  // what a checkpoint saves
 
   void check(const char* what) const;
+  double share_of_next() const;  // of the weights in the next average
 
   WeightAverageOptions options_;
   std::vector<at::Tensor> weights_, averages_;  // each once

@@ -24,7 +24,9 @@ struct RunState {
   int64_t steps = 0;         // that the run will have, unless it is stopped before
   int64_t samples = 0;       // taken on all ranks
   int64_t step_samples = 0;  // of the last step
-  int64_t skipped = 0;  // steps without an update (overflow, a loss that is not finite, no target)
+  // Updates that were left out (overflow, a loss that is not finite, no target): one a step, or of
+  // several models one of each.
+  int64_t skipped = 0;
 
   double loss = 0;                       // of the last step, the mean over all ranks' samples
   std::map<std::string, double> losses;  // with several models: of each

@@ -144,6 +144,25 @@ void GlooState::connect() {
   done(operation);
 }
 
+GlooState::Place GlooState::add(Started call) {
+  const std::lock_guard lock(mutex_);
+  return started_.insert(started_.end(), std::move(call));
+}
+
+void GlooState::remove(Place call) {
+  const std::lock_guard lock(mutex_);
+  started_.erase(call);
+}
+
+std::optional<Notice> GlooState::first_under_way() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& call : started_) {
+    if (!std::ranges::all_of(call.works, [](const auto& work) { return work->isCompleted(); }))
+      return call.notice;
+  }
+  return std::nullopt;
+}
+
 bool GlooState::await(const WireWork& work, WireOperation& operation,
                       steady_clock::time_point until) {
   for (;;) {

@@ -1,7 +1,10 @@
 // What a Gloo transport and its operations share: the group, and its health.
 #pragma once
 
+#include <list>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +29,15 @@ class GlooState final : public GroupHealth {
   // Ends all operations, here and on every rank that is connected to this one.
   void close() noexcept;
 
+  // Calls that were started, in their order, until nobody waits for them any more. Any thread.
+  struct Started {
+    Notice notice;
+    std::vector<WireWork> works;
+  };
+  using Place = std::list<Started>::iterator;
+  Place add(Started call);
+  void remove(Place call);
+
   const GlooOptions& options() const { return options_; }
   GlooOps& ops() { return *ops_; }
 
@@ -36,11 +48,14 @@ class GlooState final : public GroupHealth {
   void leave() noexcept override { close(); }
   // Python ranks post nothing.
   bool peers_post() const override { return options_.peers == GlooPeers::Lockstep; }
+  std::optional<Notice> first_under_way() const override;
 
   const GlooOptions options_;
   std::string address_;
   c10::intrusive_ptr<GlooGroup> group_;
   std::unique_ptr<GlooOps> ops_;
+  mutable std::mutex mutex_;
+  std::list<Started> started_;
 };
 
 }  // namespace lockstep::comm

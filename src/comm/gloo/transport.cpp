@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "comm/gloo/state.h"
@@ -30,11 +31,15 @@ uint32_t checksum_of(std::string_view text) {
 class GlooPending : public Pending {
  public:
   GlooPending(std::shared_ptr<GlooState> state, WireOperation operation, GlooCall call)
-      : state_(std::move(state)), operation_(std::move(operation)), call_(std::move(call)) {}
+      : state_(std::move(state)),
+        operation_(std::move(operation)),
+        call_(std::move(call)),
+        place_(state_->add({operation_.notice, call_.works})) {}
   // Only a group that goes away has unfinished operations; it must not wait for them.
   ~GlooPending() override {
     if (!all_over()) state_->abandon();
     give_up();
+    forget();
   }
 
  private:
@@ -55,7 +60,12 @@ class GlooPending : public Pending {
     const at::NoGradGuard no_grad;
     call_.finish();
     call_ = {};
+    forget();
     return true;
+  }
+  void forget() {
+    if (place_) state_->remove(*place_);
+    place_.reset();
   }
 
   bool advance() override { return all_over() || state_->has_failed(operation_); }
@@ -77,6 +87,7 @@ class GlooPending : public Pending {
   const std::shared_ptr<GlooState> state_;
   WireOperation operation_;
   GlooCall call_;
+  std::optional<GlooState::Place> place_;
 };
 
 class GlooTransport : public Transport {

@@ -83,7 +83,10 @@ std::string Diagnosis::others(const Notice& mine, const std::string& seen,
         ++along;
       }
     } else {
-      said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
+      // Of that this rank may have seen the end of the connection only.
+      const bool explains = notice->reason == Notice::kOtherCall && seen != Notice::kOtherCall;
+      said.push_back(fmt::format("{} is at {}{}", name(peer), notice->text,
+                                 explains ? ", which " + notice->reason : ""));
     }
   }
   if (said.empty()) return "";

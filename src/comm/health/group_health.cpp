@@ -49,10 +49,21 @@ void GroupHealth::attend(WireOperation& operation) {
 // until the deadline. Once is not enough: on a busy machine the store may answer too late, and of
 // two ranks the one that came first finds no notice to compare with.
 void GroupHealth::look(WireOperation& operation) {
+  // The others may have called something else where this rank started one that it does not wait
+  // for.
+  const auto first = first_under_way();
+  if (first && (first->lane != operation.notice.lane || first->number != operation.notice.number)) {
+    WireOperation before = operation;
+    before.notice = *first;
+    compare(before);
+  }
+  compare(operation);
+}
+
+void GroupHealth::compare(const WireOperation& operation) {
   const PeerStatus::Notices notices = peer_status_.exchange(operation.notice, milliseconds(0));
   for (const auto& notice : notices) {
-    if (notice && notice->contradicts(operation.notice))
-      fail(operation, "is not what the others called");
+    if (notice && notice->contradicts(operation.notice)) fail(operation, Notice::kOtherCall);
   }
   // Not every transport takes an abort to ranks that wait for others than the one that aborted.
   for (int peer = 0; peer < size(); ++peer) {

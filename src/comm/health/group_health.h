@@ -86,7 +86,11 @@ class GroupHealth {
   virtual void leave() noexcept = 0;
   // Whether the other ranks post their status, too.
   virtual bool peers_post() const { return true; }
+  // The first call that was started and is not over, where the transport knows: a rank may wait for
+  // a later one.
+  virtual std::optional<Notice> first_under_way() const { return std::nullopt; }
   void look(WireOperation& operation);
+  void compare(const WireOperation& operation);
 
   const std::string transport_;
   const Store store_;

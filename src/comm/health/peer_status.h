@@ -22,6 +22,8 @@ struct Notice {
 
   // Instead of a call, for a group that ends because another one did.
   static constexpr const char* kEnd = "its end";
+  // The reason of a rank whose call differs from the others'.
+  static constexpr const char* kOtherCall = "is not what the others called";
 
   State state = State::Waiting;
   // Which sequence `number` counts in: "all" for collectives, "0>1" for messages.

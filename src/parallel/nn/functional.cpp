@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <functional>
@@ -24,8 +25,13 @@ using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
 
 comm::CallOptions call_of(std::string_view label) {
-  return {.label = label,
-          .advice = "or a rank has fewer batches, or its loss leaves the result out"};
+  const bool is_backward = torch::autograd::get_current_graph_task_id() != -1;
+  return {
+      .label = label,
+      .advice = is_backward  // at most 127 characters
+                    ? "or a rank has fewer batches, or its loss leaves the result out, or graphs "
+                      "differ: give it a group.split(0) of its own"
+                    : "or a rank has fewer batches, or its loss leaves the result out"};
 }
 
 int64_t sum_of(const Counts& counts) {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <string_view>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -25,6 +27,11 @@ at::ScalarType type_of_average(const at::Tensor& weight) {
                                                                  : weight.scalar_type();
 }
 
+void check_decay(double decay, std::string_view what) {
+  if (decay >= 0 && decay <= 1) return;
+  throw ConfigError(fmt::format("[weight average] {} = {}: a number from 0 to 1", what, decay));
+}
+
 // Every operation rounds each element by itself, wherever it lies: an addition with a factor would
 // be fused or not, as vectors end.
 void move_towards(at::Tensor& average, const at::Tensor& weight, double by) {
@@ -34,15 +41,12 @@ void move_towards(at::Tensor& average, const at::Tensor& weight, double by) {
 }  // namespace
 
 WeightAverage::WeightAverage(const std::vector<at::Tensor>& weights, WeightAverageOptions options)
-    : options_(options) {
-  const double decay = options.decay.value_or(0);
-  if (!(decay >= 0 && decay <= 1)) {
-    throw ConfigError(fmt::format("[weight average] decay = {}: a number from 0 to 1", decay));
-  }
-  if (options.start < 0 || options.every < 1) {
+    : options_(std::move(options)) {
+  check_decay(options_.decay.value_or(0), "decay");
+  if (options_.start < 0 || options_.every < 1) {
     throw ConfigError(
         fmt::format("[weight average] start = {}, every = {}: 0 or more, and 1 or more",
-                    options.start, options.every));
+                    options_.start, options_.every));
   }
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
@@ -76,16 +80,26 @@ void WeightAverage::check(const char* what) const {
   }
 }
 
+double WeightAverage::share_of_next() const {
+  if (options_.decay_of) {
+    const double decay = options_.decay_of(averaged_);
+    check_decay(decay, fmt::format("decay_of({})", averaged_));
+    return 1 - decay;
+  }
+  return options_.decay ? 1 - *options_.decay : 1.0 / static_cast<double>(averaged_ + 1);
+}
+
 void WeightAverage::update() {
   check("update()");
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
-  const int64_t call = updates_++;
-  const bool is_begun = call >= options_.start;
-  if (is_begun && (call - options_.start) % options_.every != 0) return;
+  const bool is_begun = updates_ >= options_.start;
+  const bool takes_part = !is_begun || (updates_ - options_.start) % options_.every == 0;
   const bool copies = !is_begun || averaged_ == 0;
+  const double by = copies || !takes_part ? 1 : share_of_next();
+  ++updates_;
+  if (!takes_part) return;
   if (is_begun) ++averaged_;
-  const double by = options_.decay ? 1 - *options_.decay : 1.0 / static_cast<double>(averaged_);
   for (size_t i = 0; i < weights_.size(); ++i) {
     if (copies || !is_averaged(weights_[i])) {
       averages_[i].copy_(weights_[i]);

@@ -1,9 +1,13 @@
 // What is particular to gloo; tests/comm/group/collectives_test.cpp runs every collective on it.
 #include <torch/torch.h>
 
+#include <chrono>
 #include <limits>
+#include <string>
 
+#include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -161,6 +165,22 @@ TEST(GlooCollectives, PartsOfAGroupWorkSideBySide) {
         EXPECT_EQ(t[0].item<float>(), 12.f);
       },
       kGloo);
+}
+
+// A rank that waits for a later call compares the ones before it with the others', too.
+TEST(GlooCollectives, AnotherCallIsFoundWhereOneRankDoesNotWaitForItsOwn) {
+  spawn(2,
+        [](World& world) {
+          const at::Tensor few = at::ones({4}), many = at::ones({6});
+          const std::string said = message_of<CommError>([&] {
+            if (world.rank() == 1) return world.group().all_reduce(many).wait();
+            const auto first = world.group().all_reduce(few);
+            world.group().all_reduce(many).wait();
+          });
+          EXPECT_NE(said.find("all_reduce #1"), std::string::npos) << said;
+          EXPECT_NE(said.find("is not what the others called"), std::string::npos) << said;
+        },
+        {.backend = "gloo", .timeout = std::chrono::seconds(20)});
 }
 
 }  // namespace

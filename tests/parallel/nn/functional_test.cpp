@@ -255,6 +255,70 @@ TEST(FunctionalRefuses, ARankWhoseLossDoesNotDependOnTheResult) {
         {.timeout = std::chrono::seconds(3)});
 }
 
+// Of two experts each rank uses its own, so that buckets are ready in another order on each, and
+// backward() calls them and the collective of the graph in another order.
+struct ExpertsImpl : torch::nn::Module {
+  ExpertsImpl() {
+    torch::manual_seed(4);
+    first = register_module("first", torch::nn::Linear(kFeatures, 8));
+    experts->push_back(torch::nn::Linear(8, 8));
+    experts->push_back(torch::nn::Linear(8, 8));
+    register_module("experts", experts);
+    last = register_module("last", torch::nn::Linear(8, 4));
+    this->to(at::kDouble);
+  }
+  // What the loss of this rank's rows consists of: the rank's own, and a mean over all.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, int expert, const Group& group) {
+    const at::Tensor hidden = first(x).tanh();
+    const at::Tensor mean = functional::all_reduce(hidden.mean(0), group, ReduceOp::Average);
+    const auto own = std::dynamic_pointer_cast<torch::nn::LinearImpl>(experts[expert]);
+    return {last(own->forward(hidden)).square().mean(), mean};
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::ModuleList experts;
+};
+TORCH_MODULE(Experts);
+
+TEST(FunctionalWith, RanksWhoseGraphsDifferInAGroupOfItsOwn) {
+  spawn(2, [](World& world) {
+    Experts net, usual;
+    Ddp ddp(net, world, {.bucket_bytes = {1}});
+    torch::optim::SGD sgd(net->parameters(), 0.1), usual_sgd(usual->parameters(), 0.1);
+    const Group own = world.group().split(0), alone = World::solo().group();
+    for (int64_t step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      const auto [loss, mean] =
+          net->forward(rows_of_rank(world.rank(), 3, step), world.rank(), own);
+      (loss + mean.square().sum()).backward();
+      sgd.step();
+
+      usual_sgd.zero_grad();
+      const auto [loss0, mean0] = usual->forward(rows_of_rank(0, 3, step), 0, alone);
+      const auto [loss1, mean1] = usual->forward(rows_of_rank(1, 3, step), 1, alone);
+      ((loss0 + loss1) / 2 + ((mean0 + mean1) / 2).square().sum()).backward();
+      usual_sgd.step();
+    }
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      EXPECT_TRUE(at::allclose(net->parameters()[i], usual->parameters()[i], 1e-9, 1e-9)) << i;
+    }
+  });
+}
+
+TEST(FunctionalRefuses, RanksWhoseGraphsDifferInTheGroupOfADdp) {
+  spawn(2, [](World& world) {
+    Experts net;
+    Ddp ddp(net, world, {.bucket_bytes = {1}});
+    const auto [loss, mean] = net->forward(rows_of_rank(world.rank()), world.rank(), world.group());
+    const auto message = message_of<CommError>([&] { (loss + mean.square().sum()).backward(); });
+    EXPECT_THAT(message, testing::HasSubstr("the ranks disagree"));
+    // Rank 0 is in this call, rank 1 in one of the Ddp's.
+    EXPECT_THAT(
+        message,
+        testing::HasSubstr(world.rank() == 0 ? "graphs differ: give it a group.split(0) of its own)"
+                                             : "(functional::all_reduce, float64 x 8)"));
+  });
+}
+
 TEST(FunctionalRefuses, ARankWithoutTheBatchIsToldOf) {
   spawn(2, [](World& world) {
     const auto call = [&] {

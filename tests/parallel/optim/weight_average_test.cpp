@@ -49,6 +49,56 @@ TEST(WeightAverages, BeginAfterTheStartAndTakeOneOfSeveralSteps) {
   EXPECT_THAT(found, testing::ElementsAre(1, 2, 3, 3, 3, 4.5, 4.5, 4.5, 6));
 }
 
+// Each average is of the ones and the weights before, with the decay of its number.
+TEST(WeightAverages, FollowADecayThatChangesAlsoAfterRestoring) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    const auto options = [](std::vector<int64_t>& asked) {
+      return parallel::WeightAverageOptions{
+          .start = 1, .every = 2, .decay_of = [&](int64_t before) {
+            asked.push_back(before);
+            return static_cast<double>(before) / static_cast<double>(before + 1);
+          }};
+    };
+    const at::Tensor weight = at::zeros({1}, at::kDouble);
+    std::vector<int64_t> asked, asked_later;
+    std::vector<double> found;
+    const auto follow = [&](WeightAverage& average, int from, int to) {
+      for (int step = from; step <= to; ++step) {
+        weight.fill_(step);
+        average.update();
+        found.push_back(average.averages()[0].item<double>());
+      }
+    };
+    Checkpointer checkpoints(world.group(), folder.path());
+    WeightAverage first({weight}, options(asked));
+    checkpoints.track("ema", first);
+    follow(first, 1, 5);
+    checkpoints.save(5);
+    Checkpointer later(world.group(), folder.path());
+    WeightAverage second({weight}, options(asked_later));
+    later.track("ema", second);
+    later.restore_latest();
+    follow(second, 6, 8);
+    // 1 and 2 are copied; with a decay of n / (n + 1) the average of 2, 4, 6 and 8 is their mean.
+    EXPECT_THAT(found, testing::Pointwise(testing::DoubleNear(1e-12),
+                                          std::vector<double>{1, 2, 2, 3, 3, 4, 4, 5}));
+    EXPECT_THAT(asked, testing::ElementsAre(1));
+    EXPECT_THAT(asked_later, testing::ElementsAre(2, 3));
+  });
+}
+
+TEST(WeightAverages, StayAsTheyWereWhereADecayIsNone) {
+  const at::Tensor weight = at::ones({1});
+  WeightAverage average({weight}, {.decay_of = [](int64_t) { return 1.5; }});
+  average.update();
+  weight.fill_(3);
+  EXPECT_THAT(message_of<ConfigError>([&] { average.update(); }),
+              HasSubstr("decay_of(1) = 1.5: a number from 0 to 1"));
+  EXPECT_EQ(average.updates(), 1);
+  EXPECT_EQ(average.averages()[0].item<float>(), 1);
+}
+
 TEST(WeightAverages, OfEveryDtype) {
   const at::Tensor half = at::ones({3}, at::kBFloat16), full = at::ones({3}, at::kDouble),
                    pair = at::ones({3}, at::kComplexFloat), count = at::ones({}, at::kLong);
