@@ -117,6 +117,49 @@ TEST(FsdpLanes, NarrowGradientsAndRecomputedUnits) {
   EXPECT_EQ(run(2, true), alone);
 }
 
+struct RowImpl : torch::nn::Module {
+  RowImpl() {
+    torch::manual_seed(12);
+    for (int i = 0; i < 4; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(20, 20)));
+    }
+  }
+  // The last lane leaves out a layer, so that its rank keeps the other layers' gradients to the
+  // end, in the memory that it would be given for those of this one.
+  at::Tensor forward(at::Tensor x, int64_t lane) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (i != 2 || lane != 5) x = torch::tanh(call(layers[i], x));
+    }
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Row);
+
+// Three lanes a rank are two partial sums, which take two calls to add.
+TEST(FsdpLanes, RanksWhoseLastLanesCallOtherUnits) {
+  const auto run = [](int ranks) {
+    return result_of({"auto", ranks}, [&](World& world) {
+      const Row net;
+      FsdpOptions options{.lanes = 6};
+      for (const auto& layer : net->layers) options.units.push_back(layer.ptr());
+      Fsdp fsdp(net, world.group(), options);
+      torch::optim::SGD sgd(fsdp.parameters(), torch::optim::SGDOptions(0.1));
+      for (int64_t step = 0; step < 3; ++step) {
+        fsdp.zero_grad();
+        for (const Lane lane : fsdp.lanes(StepKey{.seed = 5, .step = step})) {
+          call(net, lane_batch(lane.index, step), lane.index).square().mean().backward();
+        }
+        sgd.step();
+      }
+      return fsdp.fingerprint();
+    });
+  };
+  const uint64_t alone = run(1);
+  EXPECT_NE(alone, 0);
+  EXPECT_EQ(run(2), alone);
+}
+
 // The first has entered the lane by then.
 TEST(FsdpLanes, WhatTheSecondModelOfALoopRefusesEndsTheLaneOfTheFirst) {
   spawn(2, [](World& world) {

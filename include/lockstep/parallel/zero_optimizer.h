@@ -73,15 +73,14 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   ZeroOptimizer(ZeroOptimizer&&) noexcept;
   ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;
 
-  // Updates all parameters. Every rank calls it, after a backward() under Ddp or another collective
-  // of all ranks: with share_parameters the ranks have one copy of the parameters, and a rank that
-  // still reads them would see the others' updates. A parameter without a gradient is left as it
-  // is; all ranks must agree on which those are. A closure is run once, before; its loss is
-  // returned. Throws CommError, also when the ranks' options differ, or when one rank alone gave
-  // parameters other memory. Throws ConfigError, before anything changed, for a sparse gradient,
-  // for parameters added to the groups since construction, for what was put into state(),
-  // and on all ranks when gradients differ of parameters that belong to no Ddp, while others do:
-  // those that DdpOptions::ignore names, unless the program averages them.
+  // Updates all parameters. Every rank calls it; with share_parameters, where the ranks have one
+  // copy of the parameters, nothing is written before all have called it. A parameter without a
+  // gradient is left as it is; all ranks must agree on which those are. A closure is run once,
+  // before; its loss is returned. Throws CommError, also when the ranks' options differ, or when
+  // one rank alone gave parameters other memory. Throws ConfigError, before anything changed, for a
+  // sparse gradient, for parameters added to the groups since construction, for what was put into
+  // state(), and on all ranks when gradients differ of parameters that belong to no Ddp, while
+  // others do: those that DdpOptions::ignore names, unless the program averages them.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Elements whose state this rank holds.

@@ -114,7 +114,8 @@ void Fsdp::State::begin_pass() {
 void Fsdp::State::lend_memory(UnitFlat& flat) {
   if (flat.has_gradients()) return;
   at::Tensor memory = memory_->lend(flat.gradient_bytes());
-  while (!memory.defined() && !in_flight_.empty()) {
+  // What lanes have in flight has none of it, and ranks lend it at different places.
+  while (!memory.defined() && !in_flight_.empty() && !lane_plan_) {
     finish_oldest();
     memory = memory_->lend(flat.gradient_bytes());
   }

@@ -380,6 +380,8 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
     }
     parts.move();
   }
+  // A rank may still read the one copy, as for a metric after its backward().
+  if (parts.shared) parts.spread();
   parts.step();
   parts.spread();
   parts.count_updates();

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <sstream>
 
@@ -369,6 +371,40 @@ TEST(Zero, SharedParametersAreEachRanksOwnUnderTheNextDdp) {
 }
 
 // A small parameter of a dtype of its own is one rank's alone.
+// Counts the ranks that have begun a step, where all of them see it.
+struct Counted : torch::optim::SGD {
+  Counted(std::vector<torch::optim::OptimizerParamGroup> groups, int* count)
+      : SGD(std::move(groups), SGDOptions(0.1)), begun(count) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    ++std::atomic_ref(*begun);
+    return SGD::step(std::move(closure));
+  }
+  int* begun;
+};
+
+TEST(Zero, NoRankWritesToSharedParametersThatAnotherStillReads) {
+  spawn({"shm", 2}, [](World& world) {
+    at::Tensor count = world.group().shared({1}, at::kInt);
+    int* const begun = count.mutable_data_ptr<int>();
+    if (world.is_main()) *begun = 0;
+    Wide net;
+    Ddp ddp(net, world.group());
+    ZeroOptimizer zero(
+        net.parameters(), world.group(),
+        [&](auto groups) { return std::make_unique<Counted>(std::move(groups), begun); },
+        {.share_parameters = true});
+    ASSERT_TRUE(zero.shares_parameters());
+    wide_loss(net, world.rank(), 0).backward();
+    // This rank reads them for a while, and the other one does not.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+    while (world.is_main() && std::chrono::steady_clock::now() < until) {
+      ASSERT_EQ(std::atomic_ref(*begun).load(), 0);
+    }
+    zero.step();
+    EXPECT_EQ(std::atomic_ref(*begun).load(), 2);
+  });
+}
+
 TEST(Zero, WhatTheInnerOptimizerRefusesOnOneRankEndsAll) {
   spawn(2, [](World& world) {
     const at::Tensor real = torch::ones({3000}).requires_grad_();
