@@ -36,22 +36,6 @@ at::Tensor chain_input(int rank, int step = 0) {
   return at::randn({4, 30}, generator);
 }
 
-// It would compute with what some ranks have written already. libtorch refuses it without Fsdp.
-TEST(FsdpCases, ABackwardOfAForwardFromBeforeTheStepIsRefused) {
-  on_both([](World& world, const FsdpOptions& options) {
-    const Chain net = chain({0, 1, 2});
-    Fsdp fsdp(net, world.group(), with_units(options, units_of<torch::nn::LinearImpl>(*net)));
-    FusedAdamW adam(fsdp.parameters(), torch::optim::AdamWOptions(0.01));
-    const at::Tensor loss = call(net, chain_input(world.rank())).square().mean();
-    loss.backward({}, /*retain_graph=*/true);
-    loss.backward({}, /*retain_graph=*/true);  // nothing was written
-    adam.step();
-    EXPECT_THAT(message_of<ConfigError>([&] { loss.backward(); }),
-                ::testing::HasSubstr("a forward from before an optimizer's step()"));
-    call(net, chain_input(world.rank())).square().mean().backward();
-  });
-}
-
 TEST(FsdpCases, AUnitThatIsCalledTwiceOrNotAtAllOrInAnotherOrder) {
   on_both([](World& world, const FsdpOptions& options) {
     for (const std::vector<int>& order :

@@ -1,6 +1,7 @@
 // What Fsdp and ZeroOptimizer refuse to divide, on all ranks, when one has reason for it.
 #include <fmt/format.h>
 
+#include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/fsdp/models.h"
 #include "support/thrown.h"
@@ -186,7 +187,7 @@ TEST(ZeroRefused, WhatOneRankCannotDivideOnAllRanks) {
 TEST(FsdpRefused, ViewsOfOneBufferAreNot) {
   on_both([](World& world, const FsdpOptions& options) {
     const auto make = [] {
-      const Three net;
+      Three net;
       const at::Tensor buffer = at::empty({3 * 930});
       int64_t begin = 0;
       for (auto& parameter : net->parameters()) {
@@ -272,6 +273,22 @@ TEST(FsdpRefused, OptionsThatAreWrongOnOneRankOnly) {
                 HasSubstr("[fsdp] rank 1: FsdpOptions::ignore names 'd.weight'"));
     EXPECT_THAT(refused({.shard_ranks = 3}), HasSubstr("[fsdp] rank 1: shard_ranks = 3"));
     EXPECT_THAT(refused({.lanes = -1}), HasSubstr("[fsdp] rank 1: "));
+  });
+}
+
+// It would compute with what some ranks have written already. libtorch refuses it without Fsdp.
+TEST(FsdpRefused, ABackwardOfAForwardFromBeforeTheStepIsRefused) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Three net;
+    Fsdp fsdp(net, world.group(), with_units(options, units_of<torch::nn::LinearImpl>(*net)));
+    FusedAdamW adam(fsdp.parameters(), torch::optim::AdamWOptions(0.01));
+    const at::Tensor loss = call(net, three_rows(world.rank(), 0)).square().mean();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward({}, /*retain_graph=*/true);  // nothing was written
+    adam.step();
+    EXPECT_THAT(message_of<ConfigError>([&] { loss.backward(); }),
+                HasSubstr("a forward from before an optimizer's step()"));
+    call(net, three_rows(world.rank(), 0)).square().mean().backward();
   });
 }
 
