@@ -24,6 +24,13 @@ Piece piece_of(const at::Tensor& tensor) {
   return {data_of(tensor), static_cast<int64_t>(tensor.nbytes())};
 }
 
+// What owns the memory that an operation uses.
+std::shared_ptr<void> tensors_of(Request&& request) {
+  using Tensors = std::vector<at::Tensor>;
+  return std::make_shared<std::pair<Tensors, Tensors>>(std::move(request.inputs),
+                                                       std::move(request.outputs));
+}
+
 // One contiguous tensor as `count` equal parts, or the list as it is.
 std::vector<Piece> pieces_of(const std::vector<at::Tensor>& tensors, int count) {
   std::vector<Piece> pieces;
@@ -135,7 +142,7 @@ class ShmTransport : public Transport {
     if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));
     operation->timeout = request.timeout;
     operation->call = request.call;
-    operation->keep = std::make_shared<Request>(std::move(request));
+    operation->keep = tensors_of(std::move(request));
     exchange_->start(operation);
     return Work(std::make_shared<ShmWork>(exchange_, std::move(operation)));
   }
@@ -313,7 +320,7 @@ class ShmTransport : public Transport {
     message->data = data_of(tensor);
     message->timeout = request.timeout;
     message->label = request.label;
-    message->keep = std::make_shared<Request>(std::move(request));
+    message->keep = tensors_of(std::move(request));
     exchange_->start(message);
     return Work(std::make_shared<ShmMessage>(exchange_, std::move(message)));
   }

@@ -172,7 +172,8 @@ Span::Span(Activity activity, uint32_t call, uint64_t since_ns) noexcept
   if (own == nullptr) return;
   Block::Busy& busy = own->busy[static_cast<uint32_t>(activity)];
   uint64_t expected = 0;
-  outermost_ = busy.since_ns.compare_exchange_strong(expected, now, std::memory_order_relaxed);
+  outermost_ = busy.since_ns.load(std::memory_order_relaxed) == 0 &&
+               busy.since_ns.compare_exchange_strong(expected, now, std::memory_order_acquire);
   if (call == 0 || activity != Activity::Communication || !outermost_) return;
   own->blocked_since_ns.store(now, std::memory_order_relaxed);
   own->blocked_in.store(call, std::memory_order_release);
@@ -194,11 +195,13 @@ void Span::end(uint64_t at_ns) noexcept {
   outermost_ = false;
   if (own == nullptr) return;
   Block::Busy& busy = own->busy[static_cast<uint32_t>(activity_)];
-  const uint64_t since = busy.since_ns.exchange(0, std::memory_order_relaxed);
-  busy.total_ns.fetch_add(now - since, std::memory_order_relaxed);
-  if (activity_ == Activity::Communication) {
-    own->blocked_in.store(0, std::memory_order_release);
-  }
+  // Until since_ns is 0 again, no other thread writes the two. No time is counted twice meanwhile.
+  const uint64_t since = busy.since_ns.load(std::memory_order_relaxed);
+  busy.since_ns.store(now, std::memory_order_relaxed);
+  busy.total_ns.store(busy.total_ns.load(std::memory_order_relaxed) + now - since,
+                      std::memory_order_relaxed);
+  if (activity_ == Activity::Communication) own->blocked_in.store(0, std::memory_order_release);
+  busy.since_ns.store(0, std::memory_order_release);
 }
 
 void note_comparison(std::string_view text) noexcept try {
