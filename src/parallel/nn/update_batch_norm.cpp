@@ -13,14 +13,14 @@
 namespace lockstep::parallel {
 namespace {
 
-struct Layer {
+struct NormLayer {
   at::Tensor mean, variance, count;
   std::optional<double>* momentum;
   int ranks;  // that take a batch together
 };
 
 template <class Norm>
-std::optional<Layer> layer_as(torch::nn::Module& module) {
+std::optional<NormLayer> layer_as(torch::nn::Module& module) {
   auto* norm = dynamic_cast<Norm*>(&module);
   if (norm == nullptr || !norm->running_mean.defined()) return std::nullopt;
   int ranks = 1;
@@ -29,12 +29,12 @@ std::optional<Layer> layer_as(torch::nn::Module& module) {
   } else {
     ranks = batch_norm_ranks(module);
   }
-  return Layer{norm->running_mean, norm->running_var, norm->num_batches_tracked,
-               &norm->options.momentum(), ranks};
+  return NormLayer{norm->running_mean, norm->running_var, norm->num_batches_tracked,
+                   &norm->options.momentum(), ranks};
 }
 
 template <size_t D>
-void add_layer(torch::nn::Module& module, std::vector<Layer>& layers) {
+void add_layer(torch::nn::Module& module, std::vector<NormLayer>& layers) {
   auto layer = layer_as<TorchBatchNormImpl<D>>(module);
   if (!layer) layer = layer_as<SyncBatchNormImpl<D>>(module);
   if (layer) layers.push_back(*layer);
@@ -52,9 +52,9 @@ std::vector<torch::nn::Module*> modules_of(torch::nn::Module& module) {
 // Training in which statistics are plain means, while it lives.
 class Counting {
  public:
-  Counting(const std::vector<torch::nn::Module*>& modules, const std::vector<Layer>& layers) {
+  Counting(const std::vector<torch::nn::Module*>& modules, const std::vector<NormLayer>& layers) {
     for (auto* module : modules) modes_.emplace_back(module, module->is_training());
-    for (const Layer& layer : layers) {
+    for (const NormLayer& layer : layers) {
       before_.push_back({layer, layer.mean.clone(), layer.variance.clone(), layer.count.clone(),
                          *layer.momentum});
     }
@@ -90,7 +90,7 @@ class Counting {
 
  private:
   struct Before {
-    Layer layer;
+    NormLayer layer;
     at::Tensor mean, variance, count;
     std::optional<double> momentum;
     bool is_updated = false;
@@ -101,9 +101,9 @@ class Counting {
 };
 
 // Of each layer the sums over its batches, in float64: means, variances, number of batches.
-at::Tensor sums_of(const std::vector<Layer>& layers) {
+at::Tensor sums_of(const std::vector<NormLayer>& layers) {
   std::vector<at::Tensor> all;
-  for (const Layer& layer : layers) {
+  for (const NormLayer& layer : layers) {
     const at::Tensor count = layer.count.to(at::kDouble).reshape({1});
     all.insert(all.end(), {layer.mean.to(at::kDouble).mul(count),
                            layer.variance.to(at::kDouble).mul(count), count});
@@ -119,7 +119,7 @@ size_t update_batch_norm(torch::nn::Module& module, const Group& group,
                "call it with World::solo(), and with all batches on each rank");
   if (!run) throw ConfigError("[update_batch_norm] the function that takes batches is empty");
   const auto modules = modules_of(module);
-  std::vector<Layer> layers;
+  std::vector<NormLayer> layers;
   for (auto* each : modules) {
     add_layer<1>(*each, layers);
     add_layer<2>(*each, layers);
@@ -134,7 +134,7 @@ size_t update_batch_norm(torch::nn::Module& module, const Group& group,
   group.all_reduce(sums, ReduceOp::Sum, {.label = "update_batch_norm"}).wait();
   int64_t at = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const Layer& layer = layers[i];
+    const NormLayer& layer = layers[i];
     const int64_t channels = layer.mean.numel();
     const auto count = sums[at + 2 * channels].item<double>();
     if (count > 0) {
