@@ -22,7 +22,7 @@ class FakeTransport : public comm::Transport {
   std::chrono::milliseconds timeout() const override { return std::chrono::seconds(1); }
   bool deterministic() const override { return true; }
 
-  comm::Work start(comm::Request request) override {
+  comm::Work start(comm::Request&& request) override {
     if (request.what == comm::Collective::AllReduce) {
       EXPECT_EQ(request.op, ReduceOp::Average);
       journal_.push_back("reduce " + request.label);
