@@ -28,12 +28,6 @@ void Fsdp::State::begin_backward() {
   if (backward_.is_open()) return;
   // A child by fork() has none of the memory that ranks share.
   if (plan_.all.size() > 1) plan_.all.transport().unfinished()->check_process("backward");
-  // Other ranks may not have made that step yet.
-  if (stale_ && is_written()) {
-    throw ConfigError(
-        "[fsdp] backward() of a forward from before an optimizer's step(), which has written the "
-        "shards since: run that backward() before the step, or the forward again");
-  }
   // Collectives that a backward() left in flight when it threw still read and write the memory of
   // gradients.
   while (!in_flight_.empty()) finish_oldest();
