@@ -107,7 +107,7 @@ TEST(DividedRun, GoesOnWithItsReferenceInAnotherPlace) {
     o.reference = begins_in_files ? "offload" : "resident";
     const auto statuses = spawn(2,
                                 [&](World& world) {
-                                  if (world.rank() == 1) worlds_left = 43;
+                                  if (world.rank() == 1) worlds_left = 37;
                                   rl::run_continual(world, course(), o);
                                 },
                                 {.doomed = {0, 1}});
@@ -145,7 +145,7 @@ TEST(DividedRun, GoesOnAsOneThatIsNotAndTheOtherWay) {
     const auto statuses = spawn(2,
                                 [&](World& world) {
                                   // In the evaluation between the stages.
-                                  if (world.rank() == 1) worlds_left = 43;
+                                  if (world.rank() == 1) worlds_left = 37;
                                   rl::run_continual(world, course(), o);
                                 },
                                 {.doomed = {0, 1}});
