@@ -22,6 +22,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <thread>
 
 #include "core/control.h"
@@ -313,10 +317,17 @@ void announce(const char* what, int64_t count) {
   return 7;
 }
 
-// `test_launch rank chorus`: rank 1 fails, all others say so in much the same words.
+// `test_launch rank chorus`: rank 1 fails when all have come, which is seen in the folder CHORUS;
+// the others say so in much the same words.
 int chorus() {
   const auto rank = *env_int("RANK", 0, 99);
+  const std::filesystem::path folder = *env_text("CHORUS");
+  std::ofstream(folder / std::to_string(rank));
   if (rank == 1) {
+    const auto come = [&] {
+      return std::ranges::distance(std::filesystem::directory_iterator(folder));
+    };
+    while (come() < *env_int("WORLD_SIZE", 1, 99)) std::this_thread::yield();
     flight::report_failure("bad data in row 17");
     return 3;
   }

@@ -128,7 +128,8 @@ TEST(Diagnosis, TheCauseIsNamedAndNotTheEcho) {
 TEST(Report, EchoesThatDifferInTheirRankAloneShareALine) {
   auto args = rank_args("chorus");
   args[1] = "--nproc-per-node=6";
-  const Result result = Job(args).wait();
+  const test::Folder folder;
+  const Result result = Job(args, {.environment = {{"CHORUS", folder.path()}}}).wait();
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.err,
               HasSubstr("  ranks 0, 3-5: exited with status 1; each said: all_reduce #9 "
