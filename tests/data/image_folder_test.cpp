@@ -229,6 +229,7 @@ TEST(ImageFolder, ALinkToAFolderThatItLiesInIsRefused) {
   const Flowers flowers;  // of other folders links are followed
   std::filesystem::create_directory_symlink("../daisy", flowers.folder / "rose/daisies");
   EXPECT_EQ(flowers.open().size(), 4);
+  EXPECT_EQ(data::ImageFolder(flowers.folder / "daisy/..", {.size = 4}).size(), 4);
 }
 
 TEST(ImageFolder, ALinkThatLeadsNowhereIsAnImageThatCannotBeRead) {

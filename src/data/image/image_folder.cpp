@@ -27,8 +27,10 @@ bool is_image(const fs::path& file) {
 }
 
 // A link to a folder that it lies in would be followed for ever, or until there are too many links.
-void refuse_loop(const fs::path& link) {
-  for (fs::path place = fs::absolute(link).parent_path();; place = place.parent_path()) {
+// It was found below `folder`, whose own path may have gone through others by "..".
+void refuse_loop(const fs::path& link, const fs::path& folder) {
+  const fs::path way = link.parent_path().lexically_relative(folder);
+  for (fs::path place = fs::canonical(folder) / way;; place = place.parent_path()) {
     std::error_code status;
     if (fs::equivalent(place, link, status)) {
       throw DataError(
@@ -52,7 +54,7 @@ std::vector<fs::path> below(const fs::path& folder, const Wanted& wanted) {
     std::error_code none;
     const auto type = entry->status(none).type();
     if (type == fs::file_type::directory) {
-      if (entry->is_symlink(none)) refuse_loop(entry->path());
+      if (entry->is_symlink(none)) refuse_loop(entry->path(), folder);
       continue;
     }
     entry.disable_recursion_pending();
