@@ -121,9 +121,12 @@ void refuse_unknown(const Optimizer& optimizer) {
     if (typeid(own) != typeid(*known)) refuse(typeid(own));
   }
   for (const auto& group : optimizer.param_groups()) {
-    // Nothing is changed by way of these references.
-    auto& options = const_cast<torch::optim::OptimizerOptions&>(group.options());
-    if (options_of(options).empty()) refuse(typeid(options));
+    const auto& options = group.options();
+    const auto is_a = [&]<class... Kinds>() { return (... || (typeid(options) == typeid(Kinds))); };
+    using namespace torch::optim;
+    if (!is_a.operator()<AdamOptions, AdamWOptions, SGDOptions, RMSpropOptions, AdagradOptions>()) {
+      refuse(typeid(options));
+    }
   }
 }
 

@@ -1,10 +1,14 @@
 #include "checkpoint/part_of.h"
 
 #include <c10/core/TensorImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
+
+#include "lockstep/core/error.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -67,6 +71,15 @@ Piece part_piece(std::string name, const PartOf& whole, const at::Tensor& values
 }
 
 Piece piece_of_parameter(std::string name, const at::Tensor& parameter, const at::Tensor& values) {
+  if (!values.defined()) {
+    throw ConfigError(fmt::format("[checkpoint] {}: an undefined tensor: begin with zeros", name));
+  }
+  if (values.sizes() != parameter.sizes()) {
+    throw ConfigError(fmt::format(
+        "[checkpoint] {}: [{}] in the place of the parameter's [{}]: give an element for each of "
+        "its elements; what is the same on all ranks, and no such part, is a whole_piece()",
+        name, fmt::join(values.sizes(), ", "), fmt::join(parameter.sizes(), ", ")));
+  }
   const PartOf* whole = part_of(parameter);
   if (whole == nullptr) return whole_piece(std::move(name), values);
   Piece piece = part_piece(std::move(name), *whole, values);

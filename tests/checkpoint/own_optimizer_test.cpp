@@ -6,6 +6,7 @@
 
 #include "checkpoint/model.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/stateful.h"
 #include "support/folder.h"
 #include "support/spawn.h"
@@ -126,9 +127,23 @@ struct SignSgd : torch::optim::SGD {
 
 struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {};
 
+// Those of libtorch's class, and one more.
+struct PowerOptions : torch::optim::AdamOptions {
+  double power = 2;
+};
+
+template <class Options>
 struct SignAdam : torch::optim::Adam {
   explicit SignAdam(const std::vector<at::Tensor>& parameters) : Adam(parameters) {
-    param_groups()[0].set_options(std::make_unique<SignOptions>());
+    param_groups()[0].set_options(std::make_unique<Options>());
+  }
+};
+
+// It says itself what is saved of it.
+struct SavedSgd : torch::optim::SGD, checkpoint::Stateful {
+  using SGD::SGD;
+  checkpoint::State state(const checkpoint::Names&) const override {
+    return {.values = {{"calls", int64_t{7}}}};
   }
 };
 
@@ -144,9 +159,12 @@ TEST(OwnOptimizer, WhatADerivedOneKeepsInsteadOfItsBasesIsNotLostUnsaid) {
     EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(1); }),
                 AllOf(HasSubstr("SignSgd cannot be tracked as the one of libtorch"),
                       HasSubstr("SignState, which would be lost"), HasSubstr("stateful()")));
-    SignAdam adam(net.trained());
+    SignAdam<SignOptions> adam(net.trained());
     EXPECT_THAT(message_of<ConfigError>([&] { checkpoints.track("adam", adam); }),
                 HasSubstr("SignOptions, which would be lost"));
+    SignAdam<PowerOptions> power(net.trained());
+    EXPECT_THAT(message_of<ConfigError>([&] { checkpoints.track("power", power); }),
+                HasSubstr("PowerOptions, which would be lost"));
     ZeroOptimizer zero(net.trained(), world,
                        parallel::zero<SignSgd>(torch::optim::SGDOptions(0.1)));
     Checkpointer divided(world, folder / "zero");
@@ -157,6 +175,33 @@ TEST(OwnOptimizer, WhatADerivedOneKeepsInsteadOfItsBasesIsNotLostUnsaid) {
     zero.step();
     EXPECT_THAT(message_of<CheckpointError>([&] { divided.save(1); }),
                 HasSubstr("SignState, which would be lost"));
+    Everything other;
+    ZeroOptimizer own(other.trained(), world,
+                      parallel::zero<SavedSgd>(torch::optim::SGDOptions(0.1)));
+    EXPECT_THAT(message_of<ConfigError>([&] { divided.track("own", own); }),
+                AllOf(HasSubstr("SavedSgd says itself what is saved of it"),
+                      HasSubstr("without ZeroOptimizer")));
+  });
+}
+
+TEST(OwnOptimizer, WhatIsNoElementOfTheParameterIsRefused) {
+  const at::Tensor parameter = at::zeros({4, 3});
+  const auto refused = [&](const at::Tensor& values) {
+    return message_of<ConfigError>(
+        [&] { checkpoint::piece_of_parameter("m/w", parameter, values); });
+  };
+  EXPECT_THAT(refused(at::zeros({4})),
+              HasSubstr("m/w: [4] in the place of the parameter's [4, 3]"));
+  EXPECT_THAT(refused(at::zeros({3, 4})), HasSubstr("whole_piece()"));
+  EXPECT_THAT(refused(at::Tensor()), HasSubstr("m/w: an undefined tensor"));
+  spawn(2, [](World& world) {
+    torch::nn::Linear net(3, 5);
+    const Fsdp fsdp(net, world);
+    const at::Tensor part = fsdp.parameters()[0];
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  checkpoint::piece_of_parameter("m/w", part, at::zeros({part.numel() + 1}));
+                }),
+                HasSubstr("in the place of the parameter's"));
   });
 }
 

@@ -43,7 +43,8 @@ Piece whole_piece(std::string name, const at::Tensor& tensor);
 
 // What an optimizer keeps of a parameter: `values` has an element for each of the parameter's, in
 // the same sizes. Of a parameter of an Fsdp, which has this rank's part, they are this rank's part
-// of the whole, so that Ddp and Fsdp restore each other's on any number of ranks.
+// of the whole, so that Ddp and Fsdp restore each other's on any number of ranks. Throws
+// ConfigError for other sizes, and for an undefined tensor.
 Piece piece_of_parameter(std::string name, const at::Tensor& parameter, const at::Tensor& values);
 
 // The pattern that matches this name alone: "*", "?", "[", "]" and "\" of it are escaped.

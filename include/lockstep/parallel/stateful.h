@@ -19,7 +19,8 @@ namespace lockstep::parallel {
 using checkpoint::Stateful;
 
 // Each rank's part, under the names that the same optimizer without ZeRO has: either restores what
-// the other saved, on any number of ranks.
+// the other saved, on any number of ranks. Throws ConfigError as for that optimizer, and where its
+// class is a Stateful: the state of parts is not what that describes.
 std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
 
 // Each rank's part, under the names that the plain module has: either restores what the other

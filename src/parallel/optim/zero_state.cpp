@@ -1,11 +1,14 @@
+#include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <numeric>
+#include <typeinfo>
 
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/part_of.h"
+#include "lockstep/core/error.h"
 #include "lockstep/parallel/stateful.h"
 #include "parallel/optim/zero_parts.h"
 
@@ -26,6 +29,14 @@ using checkpoint::State;
 class ZeroState : public Stateful {
  public:
   explicit ZeroState(ZeroOptimizer& optimizer) : zero_(optimizer) {
+    if (dynamic_cast<const Stateful*>(&inner()) != nullptr) {
+      const auto& own = inner();
+      throw ConfigError(fmt::format(
+          "[checkpoint] {0} says itself what is saved of it, and a ZeroOptimizer, which gives it "
+          "parts of the parameters, saves an optimizer's state by itself: use {0} as it is, "
+          "without ZeroOptimizer",
+          c10::demangle(typeid(own).name())));
+    }
     checkpoint::refuse_unknown(inner());
   }
 
