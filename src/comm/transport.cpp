@@ -63,12 +63,13 @@ std::string_view name_of(Collective what, ReduceOp op) {
   if (!reduces(what)) return name_of(what);
   constexpr size_t kOps = static_cast<size_t>(ReduceOp::PreMulSum) + 1;
   using Names = std::array<std::array<std::string, kOps>, 3>;
-  static const Names names = [] {
-    Names all;
-    for (size_t i = 0; i < all.size(); ++i) {
+  // Never freed: threads may communicate while static objects are destroyed.
+  static const Names& names = *[] {
+    auto* all = new Names;
+    for (size_t i = 0; i < all->size(); ++i) {
       for (size_t j = 0; j < kOps; ++j) {
-        all[i][j] = fmt::format("{} {}", name_of(static_cast<Collective>(i)),
-                                name_of(static_cast<ReduceOp>(j)));
+        (*all)[i][j] = fmt::format("{} {}", name_of(static_cast<Collective>(i)),
+                                   name_of(static_cast<ReduceOp>(j)));
       }
     }
     return all;
