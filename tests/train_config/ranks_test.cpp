@@ -181,6 +181,8 @@ TEST_F(Ranks, KnowWhatTheCommandLineSaysOfTheirStart) {
   const auto result = run("train run.yaml --nproc-per-node 2", "PET_MAX_RESTARTS=1");
   EXPECT_THAT(result.said, HasSubstr("21:launch.nproc_per_node1:221:flag --nproc-per-node"));
   EXPECT_THAT(result.said, HasSubstr("19:launch.max_restarts1:130:environment PET_MAX_RESTARTS=1"));
+  EXPECT_THAT(run("train run.yaml", "PET_N_PROC_PER_NODE=2").said,
+              HasSubstr("environment PET_N_PROC_PER_NODE=2"));
   const auto plain = run("train run.yaml");
   EXPECT_THAT(plain.said, Not(HasSubstr("flag")));
 }

@@ -11,11 +11,18 @@
 #include <utility>
 
 #include "core/nearest.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/train/config_source.h"
 
 namespace lockstep::tool {
 namespace {
+
+// By flags in capitals, what training operators of Kubernetes and torchrun call them, too.
+constexpr std::pair<std::string_view, const char*> kOtherVariables[] = {
+    {"NPROC_PER_NODE", "PET_N_PROC_PER_NODE"},
+    {"SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"},
+    {"LOG_LINE_PREFIX_TEMPLATE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"}};
 
 constexpr const char* kNoPython = "it is about Python programs";
 constexpr const char* kFilter =
@@ -232,6 +239,10 @@ std::string variable_of(std::string_view name) {
   std::string variable = "PET_";
   for (const char c : name.substr(name.find("--") + 2)) {
     variable += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  for (const auto& [own, of_others] : kOtherVariables) {
+    if (variable.substr(4) != own || env_text(variable.c_str()) || !env_text(of_others)) continue;
+    return of_others;
   }
   return variable;
 }

@@ -16,7 +16,8 @@ namespace lockstep::tool {
 // "-r,--redirects", comes first.
 std::string both_spellings(const std::string& name);
 
-// PET_NPROC_PER_NODE for --nproc-per-node, as torchrun has it.
+// PET_NPROC_PER_NODE for --nproc-per-node, as torchrun has it; where that is not set, and one by
+// which others set the flag is, that one.
 std::string variable_of(std::string_view name);
 
 // A flag that is known, but of which only some values, or none, can be honoured.

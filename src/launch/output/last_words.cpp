@@ -48,7 +48,13 @@ std::string message_in(const std::string& text) {
   const auto& outer = error["message"];
   const bool is_nested = outer.is_object() && outer.contains("message");
   const auto& message = is_nested ? outer["message"] : outer;
-  return message.is_string() ? message.get<std::string>().substr(0, kMostWords) : "";
+  if (!message.is_string()) return "";
+  auto words = message.get<std::string>();
+  if (words.size() <= kMostWords) return words;
+  size_t end = kMostWords;
+  while ((static_cast<unsigned char>(words[end]) & 0xc0) == 0x80)
+    --end;  // within a letter of UTF-8
+  return words.substr(0, end) + " ...";
 }
 
 }  // namespace

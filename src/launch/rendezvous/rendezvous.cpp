@@ -16,6 +16,7 @@ using std::chrono::milliseconds;
 constexpr int kMostNodes = 50'000;  // whose order fits into a message
 // After how many intervals without a heartbeat torchrun takes a host for lost.
 constexpr int kHeartbeats = 3, kMostHeartbeats = 1'000'000;
+constexpr milliseconds kLongest{1'000'000'000};
 
 std::optional<int> number_of(std::string_view text) {
   int value = 0;
@@ -27,7 +28,8 @@ std::optional<int> number_of(std::string_view text) {
 milliseconds seconds_of(std::string_view key, const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0 || value > 1e6) {
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0 ||
+      value * 1000 > static_cast<double>(kLongest.count())) {
     throw ConfigError(
         fmt::format("[run] --rdzv-conf {}={}: give seconds, from 0 to 1000000", key, text));
   }
@@ -115,6 +117,12 @@ void Rendezvous::set_conf(std::string_view text) {
   }
   if (!has_heartbeat && (attempts || has_interval)) {
     const auto silence = keep_alive_interval * attempts.value_or(kHeartbeats);
+    if (silence > kLongest) {
+      throw ConfigError(fmt::format(
+          "[run] --rdzv-conf: {} heartbeats (keep_alive_max_attempt), one each "
+          "keep_alive_interval={:g} s, take longer than the 1000000 s that a host may be silent",
+          attempts.value_or(kHeartbeats), static_cast<double>(keep_alive_interval.count()) / 1e3));
+    }
     heartbeat_timeout = attempts ? silence : std::max(heartbeat_timeout, silence);
   }
   if (heartbeat_timeout < milliseconds(200) || keep_alive_interval < milliseconds(20) ||

@@ -14,11 +14,13 @@ constexpr const char* kErase = "\x1b[K";  // to the line's end
 
 }  // namespace
 
-Screen::Screen(bool is_on, std::FILE* out, const train::TextStyle& style)
+Screen::Screen(bool is_on, std::FILE* out, const train::TextStyle& style,
+               std::function<Clock::time_point()> now)
     : is_on_(is_on),
       out_(out),
       style_(style),
-      next_(Clock::now() + (style.rewrites ? kOnTerminal : kElsewhere)) {}
+      now_(std::move(now)),
+      next_(now_() + (style.rewrites ? kOnTerminal : kElsewhere)) {}
 
 void Screen::print(const std::string& line) {
   if (!is_on_) return;
@@ -26,11 +28,11 @@ void Screen::print(const std::string& line) {
   std::fflush(out_);
 }
 
-bool Screen::is_due() const { return is_on_ && Clock::now() >= next_; }
+bool Screen::is_due() const { return is_on_ && now_() >= next_; }
 
 void Screen::progress(const std::string& line) {
   if (!is_due()) return;
-  next_ = Clock::now() + (style_.rewrites ? kOnTerminal : kElsewhere);
+  next_ = now_() + (style_.rewrites ? kOnTerminal : kElsewhere);
   if (!style_.rewrites) return print(line);
   const auto width = static_cast<size_t>(style_.width);
   const std::string fits = width > 0 ? line.substr(0, width - 1) : line;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,11 @@ namespace lockstep::rl {
 
 class Screen {
  public:
-  // `is_on`: whether anything is printed. `out` is a terminal or not by `style`.
-  Screen(bool is_on, std::FILE* out, const train::TextStyle& style);
+  using Clock = std::chrono::steady_clock;
+
+  // `is_on`: whether anything is printed. `out` is a terminal or not by `style`. `now`: the time.
+  Screen(bool is_on, std::FILE* out, const train::TextStyle& style,
+         std::function<Clock::time_point()> now = Clock::now);
 
   // A line that stays.
   void print(const std::string& line);
@@ -31,11 +35,10 @@ class Screen {
   bool rewrites() const { return style_.rewrites; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   bool is_on_;
   std::FILE* out_;
   train::TextStyle style_;
+  std::function<Clock::time_point()> now_;
   bool is_open_ = false;  // the cursor stands at the beginning of a line that may be written over
   Clock::time_point next_;
 };

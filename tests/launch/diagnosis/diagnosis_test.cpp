@@ -294,6 +294,9 @@ TEST(Diagnosis, WhatAProgramHasWrittenIntoItsErrorFileIsQuoted) {
     EXPECT_EQ(result.exit_code, 3);
     EXPECT_THAT(result.err, ContainsRegex(said));
   }
+  const std::string many(999, 'a');
+  EXPECT_THAT(run("{\"message\": \"" + many + "\u00e9\u00e9\"}").err,
+              HasSubstr("it said: " + many + " ...\n"));
   for (const std::string damaged : {R"({"message": {"mess)", "[1]", R"({"message": 7})", ""}) {
     const Result result = run(damaged);
     EXPECT_EQ(result.exit_code, 3) << damaged;

@@ -37,6 +37,10 @@ TEST(Flags, NoValue) {
   expect_usage_error({"run", "--log-dir", "--tee", "3", "true"},
                      "--log-dir has no value: --tee follows, which is a flag itself");
   expect_usage_error({"run", "--role", "--tee=3", "true"}, "--role has no value");
+  expect_usage_error({"run", "--role", "-t", "3", "true"}, "--role has no value: -t follows");
+  expect_usage_error({"run", "--role", "--", "true"},
+                     "--role has no value: -- follows, which ends the flags (--role=-- where");
+  EXPECT_EQ(Job({"run", "--role=-t", "sh", "-c", "echo $ROLE_NAME"}).wait().out, "-t\n");
 }
 TEST(Flags, WrongCounts) {
   for (const std::string count : {"0", "-1", "two", "1.5", "", "99999999999"}) {
@@ -124,6 +128,7 @@ TEST(Flags, TrainingOperatorsAndTorchHaveVariablesOfTheirOwn) {
       Job({"run", "true"}, {.environment = {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x"}}}).wait();
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("--shutdown-timeout: 'x': give seconds"));
+  EXPECT_THAT(wrong.err, HasSubstr("(from TORCH_ELASTIC_SHUTDOWN_TIMEOUT)"));
 }
 TEST(Flags, TorchrunsKeysOfTheRendezvousAreKnown) {
   const auto run = [](const std::string& conf) {
@@ -140,6 +145,15 @@ TEST(Flags, TorchrunsKeysOfTheRendezvousAreKnown) {
                      "give a number from 1");
   expect_usage_error({"run", "--rdzv-conf=keep_alive_max_attempt=1", "true"},
                      "two heartbeats within the timeout");
+  // More than a duration holds.
+  expect_usage_error(
+      {"run", "--rdzv-conf=keep_alive_interval=10000,keep_alive_max_attempt=1000000", "true"},
+      "longer than the 1000000 s that a host may be silent");
+}
+TEST(Flags, OneComparisonWithGlooAtATime) {
+  expect_usage_error({"bench", "all_reduce", "ddp"},
+                     "[bench] all_reduce and ddp: give one of them");
+  expect_usage_error({"bench", "all_reduc"}, "the nearest is all_reduce");
 }
 TEST(Flags, VariablesStandInForThoseWithoutAValueToo) {
   const auto run = [](const char* name, const char* value, std::vector<std::string> flags = {}) {

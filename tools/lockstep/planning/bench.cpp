@@ -43,7 +43,12 @@ BenchCommand::BenchCommand(CLI::App& program)
 std::vector<std::string> BenchCommand::take_what(const std::vector<std::string>& words) {
   std::vector<std::string> flags;
   for (size_t i = 0; i < words.size(); ++i) {
-    if (what_.empty() && (words[i] == "all_reduce" || words[i] == "ddp")) {
+    if (words[i] == "all_reduce" || words[i] == "ddp") {
+      if (!what_.empty()) {
+        throw ConfigError(
+            fmt::format("[bench] {} and {}: give one of them, and measure the other afterwards",
+                        what_, words[i]));
+      }
       what_ = words[i];
       continue;
     }

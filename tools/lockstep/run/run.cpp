@@ -58,11 +58,6 @@ std::string bind_of(const std::string& numa) {
       numa));
 }
 
-// Takes `other`, under which others set the flag, where its own variable is not set.
-void also_from(CLI::Option* option, const char* other) {
-  if (!env_text(option->get_envname().c_str())) option->envname(other);
-}
-
 [[noreturn]] void refuse_both(const char* one, const char* other) {
   throw ConfigError(fmt::format(
       "[run] {} and {} say different things about the same: give one of them", one, other));
@@ -102,10 +97,9 @@ RunCommand::RunCommand(CLI::App& program, const CommandText& text)
 }
 
 void RunCommand::add_job_flags() {
-  CLI::Option* ranks = option("--nproc-per-node", ranks_, "N",
-                              "Ranks to start (1); cpu: one per core; gpu: one per GPU;\nauto: gpu "
-                              "where there are any, otherwise cpu");
-  also_from(ranks, "PET_N_PROC_PER_NODE");  // of some training operators of Kubernetes
+  option("--nproc-per-node", ranks_, "N",
+         "Ranks to start (1); cpu: one per core; gpu: one per GPU;\nauto: gpu where there are any, "
+         "otherwise cpu");
   option("--max-restarts", options_.max_restarts, "N",
          "Start all ranks again, at most so often, after one has failed (0)")
       ->check(whole_number(0, kMostRestarts));
@@ -113,10 +107,9 @@ void RunCommand::add_job_flags() {
          "Where rank 0 listens, on loopback only (a free port); with\n--master-addr, where the "
          "launchers meet (29500)")
       ->check(whole_number(0, 65535));
-  CLI::Option* shutdown = option("--shutdown-timeout", shutdown_, "SECONDS", "The same as --grace")
-                              ->check(seconds(kLongestGrace))
-                              ->group(kHidden);
-  also_from(shutdown, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+  option("--shutdown-timeout", shutdown_, "SECONDS", "The same as --grace")
+      ->check(seconds(kLongestGrace))
+      ->group(kHidden);
   option(
       "--grace", grace_, "SECONDS",
       "From asking ranks to stop until they are killed\n(1.5 after a failure, 10 after a signal)")
@@ -148,10 +141,9 @@ void RunCommand::add_output_flags() {
          "ranks, such as 0:3,1:1");
   option("-t,--tee", tee_, "WHICH", "Output to files as well as here");
   option("--local-ranks-filter", shown_, "RANKS", "Show the output of these local ranks only: 0,2");
-  CLI::Option* prefix = option(
+  option(
       "--log-line-prefix-template", options_.line_prefix, "TEXT",
       "Before each line: ${role_name}, ${local_rank}, ${rank}, ${hostname}\n('[rank ${rank}] ')");
-  also_from(prefix, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
 }
 
 void RunCommand::add_accepted_flags() {
@@ -180,10 +172,12 @@ const CLI::Option* RunCommand::take_flag(const std::string& word, const std::str
                                          bool& value_follows) {
   const CLI::Option* option = option_of(command_, word, value_follows);
   if (option == nullptr) refuse_flag(command_, word, next);
-  if (value_follows && next.starts_with("--") && knows(next.substr(0, next.find('=')))) {
+  const bool is_end = next == "--";
+  const bool is_flag = next.starts_with("--") ? knows(next) : next.size() == 2 && knows(next);
+  if (value_follows && (is_end || is_flag)) {
     throw ConfigError(fmt::format(
-        "[{0}] {1} has no value: {2} follows, which is a flag itself ({1}={2} where that is meant)",
-        command_.get_name(), word, next));
+        "[{0}] {1} has no value: {2} follows, which {3} ({1}={2} where that is meant)",
+        command_.get_name(), word, next, is_end ? "ends the flags" : "is a flag itself"));
   }
   ++given_[option];
   return option;
