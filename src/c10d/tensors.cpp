@@ -147,21 +147,37 @@ std::vector<Stage> reduce_scatter_stages(const comm::Group& group, const at::Ten
 std::vector<Stage> sparse_stages(const comm::Group& group, const at::Tensor& tensor,
                                  milliseconds timeout) {
   struct State {
-    at::Tensor own, counts;
+    at::Tensor own;
+    at::Tensor counts;  // of each rank: elements, sparse dimensions, sizes
     std::vector<at::Tensor> indices, values;
   };
   const auto state = std::make_shared<State>();
   return {[&group, tensor, state, timeout] {
             state->own = coalesced(tensor);
-            state->counts = at::empty({group.size()}, at::kLong);
-            const at::Tensor count = at::full({1}, state->own._nnz(), at::kLong);
-            return std::vector{group.all_gather(state->counts, count, {.timeout = timeout})};
+            std::vector<int64_t> own{state->own._nnz(), state->own.sparse_dim()};
+            own.insert(own.end(), tensor.sizes().begin(), tensor.sizes().end());
+            const auto length = static_cast<int64_t>(own.size());
+            state->counts = at::empty({group.size(), length}, at::kLong);
+            return std::vector{group.all_gather(
+                state->counts, at::tensor(at::IntArrayRef(own), at::kLong), {.timeout = timeout})};
           },
           [&group, state, timeout] {
+            const auto of_rank = [&state](int rank) {
+              const auto length = static_cast<size_t>(state->counts.size(1));
+              return at::IntArrayRef(state->counts.const_data_ptr<int64_t>() + rank * length,
+                                     length);
+            };
+            for (int rank = 1; rank < group.size(); ++rank) {
+              TORCH_CHECK_VALUE(of_rank(rank).slice(1) == of_rank(0).slice(1),
+                                "[lockstep] all_reduce of sparse tensors: rank 0 has one of sizes ",
+                                of_rank(0).slice(2), " with ", of_rank(0)[1],
+                                " sparse dimensions, rank ", rank, " one of ",
+                                of_rank(rank).slice(2), " with ", of_rank(rank)[1]);
+            }
             const at::Tensor indices = state->own._indices().contiguous();
             const at::Tensor values = state->own._values().contiguous();
             for (int rank = 0; rank < group.size(); ++rank) {
-              const int64_t count = state->counts.const_data_ptr<int64_t>()[rank];
+              const int64_t count = of_rank(rank)[0];
               auto sizes = values.sizes().vec();
               sizes[0] = count;
               state->indices.push_back(at::empty({indices.size(0), count}, indices.options()));

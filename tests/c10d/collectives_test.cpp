@@ -1,5 +1,6 @@
 // c10d's collectives, through c10d::Backend, against what one process computes.
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 
 #include <optional>
 
@@ -194,6 +195,26 @@ TEST(SparseTensors, AreSummed) {
       want[2] = empty ? 1 : 5;
       expect_equal("sparse", one[0].to_dense(), want);
     }
+  });
+}
+
+// The sum had an index outside of the smaller one.
+TEST(SparseTensors, OfDifferentSizesAreRefusedOnAllRanks) {
+  spawn_backends(2, [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank();
+    const auto sum = [&](const at::Tensor& row, int64_t size) {
+      Tensors one{at::sparse_coo_tensor(row.view({1, 1}), at::ones({1}), {size})};
+      backend.allreduce(one)->wait();
+      return one[0].to_dense();
+    };
+    try {
+      sum(at::tensor({2 + 2 * rank}, at::kLong), 3 + 2 * rank);
+      ADD_FAILURE() << "was summed";
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 0 has one of sizes [3]"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 one of [5]"));
+    }
+    expect_equal("after it", sum(at::tensor({1}, at::kLong), 3), at::tensor({0.F, 2.F, 0.F}));
   });
 }
 

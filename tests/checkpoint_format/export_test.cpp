@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <vector>
 
@@ -13,7 +15,9 @@
 #include "checkpoint_format/small_checkpoint.h"
 #include "checkpoint_format/tool.h"
 #include "lockstep/checkpoint/difference.h"
+#include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/tensor_files.h"
 #include "support/folder.h"
 
 namespace lockstep::test {
@@ -118,6 +122,39 @@ TEST(Export, WritesTensorsInAnotherDtypeAndUnderOtherNames) {
   EXPECT_THAT(run(1, "--rename net/count="), testing::HasSubstr("would have no name"));
   EXPECT_THAT(run(2, "--rename net"), testing::HasSubstr("--rename net: give OLD=NEW"));
   EXPECT_THAT(run(2, "--dtype int8"), testing::HasSubstr("--dtype"));
+}
+
+// As of a file of torch.save(tensor). It was left out of what is exported, shown and compared.
+TEST(Export, ATensorWithoutANameIsATensor) {
+  const Folder folder;
+  const std::vector<float> values{1, 2, 3};
+  const std::string from = folder / "a.safetensors", to = folder / "b.safetensors";
+  checkpoint::write_file(from, {{"", dtype("F32"), {3}, bytes_of(values)}}, {}, Existing::Error);
+  const auto files = checkpoint::open_tensors(from);
+  const auto selected = checkpoint::renamed(checkpoint::select(*files, {}), {});
+  checkpoint::write_file(to, checkpoint::to_write(*files, selected), {}, Existing::Error);
+  const checkpoint::Safetensors file(to);
+  ASSERT_THAT(file.tensors(), testing::ElementsAre(testing::Key("")));
+  EXPECT_EQ(file.bytes(file.tensors().at("")), bytes_of(values));
+  EXPECT_THROW(checkpoint::select(*files, {"net"}), CheckpointError);
+}
+
+// --to /dev/null --force, by root, replaced the machine's device by a file.
+TEST(Export, APipeIsNotReplaced) {
+  const Folder folder;
+  const std::string pipe = folder / "net.safetensors";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const Existing existing : {Existing::Error, Existing::Replace}) {
+    try {
+      checkpoint::write_file(pipe, tensor_of({1}), {}, existing);
+      ADD_FAILURE() << "was written";
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("which is not replaced: name a file"));
+    }
+    EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  }
+  EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), folder.path()),
+              testing::ElementsAre("net.safetensors"));
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ enum class Existing { Error, Replace };
 
 // Writes one file under a name of its own first (.tmp-9c41b7e20d5fa863-NAME, which stays when the
 // process is killed), so that `path` is whole or as it was; of several exports to it at once,
-// one's. Throws CheckpointError when that fails.
+// one's. Throws CheckpointError when that fails, and for a device, pipe or socket, which stays.
 void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
                 const std::map<std::string, std::string>& metadata, Existing existing,
                 FileSystem& files = system_files());

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <set>
 
 #include "checkpoint/format/conversion.h"
 #include "checkpoint/format/directory/names.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/tensor_files/tensor_kinds.h"
+#include "core/files/whole_file.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
@@ -19,22 +21,26 @@ namespace {
 
 bool is_pattern(const std::string& text) { return text.find_first_of("*?[") != std::string::npos; }
 
-// The name that a pattern gives to what it chooses; "" for what it does not.
-std::string chosen_name(const std::string& name, const std::string& pattern) {
-  if (is_pattern(pattern)) return fnmatch(pattern.c_str(), name.c_str(), 0) == 0 ? name : "";
+// The name that a pattern gives to what it chooses. A file of torch.save(tensor) has one tensor,
+// whose name is empty.
+std::optional<std::string> chosen_name(const std::string& name, const std::string& pattern) {
   if (name == pattern) return name;
-  if (!name.starts_with(pattern)) return "";
+  if (is_pattern(pattern)) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0 ? std::optional(name) : std::nullopt;
+  }
+  if (!name.starts_with(pattern)) return std::nullopt;
   const std::string rest = name.substr(pattern.size());
   const bool is_prefix_whole = pattern.ends_with('/') || pattern.ends_with('.');
   if (is_prefix_whole) return rest;
-  return rest.front() == '/' || rest.front() == '.' ? rest.substr(1) : "";
+  return rest.front() == '/' || rest.front() == '.' ? std::optional(rest.substr(1)) : std::nullopt;
 }
 
-std::string chosen_name(const std::string& name, const std::vector<std::string>& patterns) {
+std::optional<std::string> chosen_name(const std::string& name,
+                                       const std::vector<std::string>& patterns) {
   for (const auto& pattern : patterns) {
-    if (std::string chosen = chosen_name(name, pattern); !chosen.empty()) return chosen;
+    if (auto chosen = chosen_name(name, pattern)) return chosen;
   }
-  return patterns.empty() ? name : "";
+  return patterns.empty() ? std::optional(name) : std::nullopt;
 }
 
 // model-00001-of-00003.safetensors
@@ -154,29 +160,29 @@ Selected select(const TensorFiles& files, const std::vector<std::string>& patter
   Selected selected;
   std::map<std::string, std::string> new_names;  // of TensorFiles::tensors()
   for (const auto& [name, tensor] : files.tensors()) {
-    const std::string chosen = chosen_name(name, patterns);
-    if (chosen.empty()) continue;
-    if (!selected.tensors.emplace(chosen, name).second) {
+    const auto chosen = chosen_name(name, patterns);
+    if (!chosen) continue;
+    if (!selected.tensors.emplace(*chosen, name).second) {
       throw CheckpointError(fmt::format("[checkpoint] {}: both {} and {} would be called {}",
-                                        files.path(), in_quotes(selected.tensors.at(chosen)),
-                                        in_quotes(name), in_quotes(chosen)));
+                                        files.path(), in_quotes(selected.tensors.at(*chosen)),
+                                        in_quotes(name), in_quotes(*chosen)));
     }
-    new_names[name] = chosen;
+    new_names[name] = *chosen;
   }
   for (const auto& [alias, target] : files.aliases()) {
-    const std::string chosen = chosen_name(alias, patterns);
-    if (chosen.empty() || selected.tensors.contains(chosen)) continue;
+    const auto chosen = chosen_name(alias, patterns);
+    if (!chosen || selected.tensors.contains(*chosen)) continue;
     const auto stored = new_names.find(target);
     if (stored != new_names.end()) {
-      selected.aliases[chosen] = stored->second;
+      selected.aliases[*chosen] = stored->second;
     } else {  // only another name of it was chosen
-      selected.tensors[chosen] = target;
-      new_names[target] = chosen;
+      selected.tensors[*chosen] = target;
+      new_names[target] = *chosen;
     }
   }
   for (const auto& pattern : patterns) {
     const auto chooses = [&](const auto& entry) {
-      return !chosen_name(entry.first, pattern).empty();
+      return chosen_name(entry.first, pattern).has_value();
     };
     if (std::none_of(files.tensors().begin(), files.tensors().end(), chooses) &&
         std::none_of(files.aliases().begin(), files.aliases().end(), chooses)) {
@@ -207,7 +213,7 @@ Selected renamed(const Selected& selected, const std::vector<Renaming>& renaming
   const auto put = [&](std::map<std::string, std::string>& into, const std::string& name,
                        const std::string& target) {
     const std::string other = name_of(name);
-    if (other.empty()) {
+    if (other.empty() && !name.empty()) {
       throw CheckpointError(
           fmt::format("[checkpoint] {} would have no name: rename it to one", in_quotes(name)));
     }
@@ -258,6 +264,10 @@ void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
   if (files.list(path)) {
     throw CheckpointError(fmt::format(
         "[checkpoint] {}: is a folder: name a file in it, as {}/model.safetensors", path, path));
+  }
+  if (is_stream(path)) {
+    throw CheckpointError(fmt::format(
+        "[checkpoint] {}: is a device, pipe or socket, which is not replaced: name a file", path));
   }
   if (existing == Existing::Error && is_there(files, path)) refuse(path);
   const Temporary temporary(files);
