@@ -26,11 +26,11 @@ using checkpoint::State;
 class ZeroState : public Stateful {
  public:
   explicit ZeroState(ZeroOptimizer& optimizer) : zero_(optimizer) {
-    checkpoint::refuse_unknown(inner());
+    checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
   }
 
   State state(const Names& names) const override {
-    checkpoint::refuse_unknown(inner());
+    checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
     State state{.values = checkpoint::option_values(zero_)};
     each_portion([&](size_t index, const Range& range, const at::Tensor& leaf) {
       const auto found = inner().state().find(leaf.unsafeGetTensorImpl());
@@ -53,7 +53,7 @@ class ZeroState : public Stateful {
 
   State destination(const Saved& saved, const Names& names) override {
     const at::NoGradGuard no_grad;
-    checkpoint::refuse_unknown(inner());
+    checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
     State state{.values = checkpoint::option_values(zero_)};
     next_.clear();
     counts_.clear();
