@@ -117,6 +117,7 @@ inline void add_flags(CLI::App& app, Flags& flags) {
   add("--rollout-timeout", o.rollout_timeout,
       "seconds that a rank waits for the episodes of the others");
   add("--save-every", o.save_every, "iterations");
+  app.add_flag("--strict-save", o.strict_save, "a full disk ends the run at the next checkpoint");
   app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one");
   app.add_flag("--dry-run", flags.dry_run,
                "print curriculum, memory and collectives; train and write nothing");

@@ -73,6 +73,14 @@ constexpr const char* kOwnOptimizer =
     "object of its own class; or derive the class from checkpoint::Stateful, too, as a Trainer "
     "needs it";
 
+constexpr const char* kOwnWithinZero =
+    "Within a ZeroOptimizer another has no names for the parts of its state: derive it from the "
+    "class above that has the same state, or, where it is tracked, use it without ZeroOptimizer";
+
+const char* advice(Within within) {
+  return within == Within::Zero ? kOwnWithinZero : kOwnOptimizer;
+}
+
 }  // namespace
 
 std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state) {
@@ -94,7 +102,8 @@ std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state) {
   return {};
 }
 
-std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& optimizer) {
+std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& optimizer,
+                                                             Within within) {
   using namespace torch::optim;
   if (dynamic_cast<const Adam*>(&optimizer)) return std::make_unique<AdamParamState>();
   if (dynamic_cast<const AdamW*>(&optimizer)) return std::make_unique<AdamWParamState>();
@@ -104,16 +113,16 @@ std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& op
   throw ConfigError(fmt::format(
       "[checkpoint] an optimizer of class {} cannot be tracked: torch's Adam, AdamW, SGD, RMSprop "
       "and Adagrad can, and what is derived from them, and a ZeroOptimizer. {}",
-      c10::demangle(typeid(optimizer).name()), kOwnOptimizer));
+      c10::demangle(typeid(optimizer).name()), advice(within)));
 }
 
-void refuse_unknown(const Optimizer& optimizer) {
-  const auto known = new_state(optimizer);
+void refuse_unknown(const Optimizer& optimizer, Within within) {
+  const auto known = new_state(optimizer, within);
   const auto refuse = [&](const std::type_info& kind) {
     throw ConfigError(fmt::format(
         "[checkpoint] an optimizer of class {} cannot be tracked as the one of libtorch that it is "
         "derived from: it keeps {}, which would be lost. {}",
-        c10::demangle(typeid(optimizer).name()), c10::demangle(kind.name()), kOwnOptimizer));
+        c10::demangle(typeid(optimizer).name()), c10::demangle(kind.name()), advice(within)));
   };
   for (const auto& [parameter, state] : optimizer.state()) {
     if (state == nullptr) continue;

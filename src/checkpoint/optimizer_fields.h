@@ -22,14 +22,17 @@ struct StateField {
 // Refers into `state`. Of a class that is not known: nothing.
 std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
 
+// What an optimizer is tracked as, for the advice in an error about it.
+enum class Within { Nothing, Zero };
+
 // An empty state of the class that the optimizer uses. Throws ConfigError for an optimizer that is
 // not known.
 std::unique_ptr<torch::optim::OptimizerParamState> new_state(
-    const torch::optim::Optimizer& optimizer);
+    const torch::optim::Optimizer& optimizer, Within within = Within::Nothing);
 
 // Throws ConfigError for an optimizer that is not known, and for one that is derived from such and
 // keeps options or states of another class: they would be lost.
-void refuse_unknown(const torch::optim::Optimizer& optimizer);
+void refuse_unknown(const torch::optim::Optimizer& optimizer, Within within = Within::Nothing);
 
 // How an optimizer of Lockstep's own class, such as ZeroOptimizer, is tracked when it is given as a
 // torch::optim::Optimizer&: nullptr for one of another class. The constructor of such a class

@@ -15,7 +15,8 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr double kMostSpans = 1e6;  // of computation in a timeline, which take 300 MB
+constexpr double kMostSpans = 1e6;          // of computation in a timeline, which take 300 MB
+constexpr double kMostComputations = 1e11;  // of all ranks, which take ten minutes
 
 // One step of one strategy, unit by unit.
 class Player {
@@ -191,10 +192,17 @@ Simulation simulate(const ModelProfile& model, const Training& training, Strateg
     refuse(fmt::format("{} traced ranks: give 0 or more", options.traced_ranks));
   }
   // A forward and a backward pass of each unit, and with them at most as many collectives.
-  const double spans = 2.0 * static_cast<double>(model.units.size()) *
-                       static_cast<double>(passes_of(training, ranks)) *
-                       static_cast<double>(std::min(ranks, options.traced_ranks)) *
-                       static_cast<double>(options.steps);
+  const double of_rank = 2.0 * static_cast<double>(model.units.size()) *
+                         static_cast<double>(passes_of(training, ranks)) *
+                         static_cast<double>(options.steps);
+  if (const double all = of_rank * static_cast<double>(ranks); all > kMostComputations) {
+    refuse(
+        fmt::format("{} steps of {} micro-batches on {} ranks are {:.3g} computations of a unit: "
+                    "give fewer --steps or --ranks, or a lower "
+                    "training.gradient_accumulation_steps, for at most {:.0f}",
+                    options.steps, passes_of(training, ranks), ranks, all, kMostComputations));
+  }
+  const double spans = of_rank * static_cast<double>(std::min(ranks, options.traced_ranks));
   if (spans > kMostSpans) {
     refuse(
         fmt::format("a timeline of {} steps has {:.3g} spans of computation: give fewer --steps "

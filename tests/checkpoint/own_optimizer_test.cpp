@@ -78,6 +78,7 @@ namespace {
 using own_optimizer::Lion;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 TEST(OwnOptimizer, GoesOnAsIfNothingHadBeenOnAnotherNumberOfRanks) {
   const Folder folder;
@@ -174,7 +175,13 @@ TEST(OwnOptimizer, WhatADerivedOneKeepsInsteadOfItsBasesIsNotLostUnsaid) {
     net.loss().backward();
     zero.step();
     EXPECT_THAT(message_of<CheckpointError>([&] { divided.save(1); }),
-                HasSubstr("SignState, which would be lost"));
+                AllOf(HasSubstr("SignState, which would be lost"),
+                      HasSubstr("use it without ZeroOptimizer"), Not(HasSubstr("stateful()"))));
+    const auto lion = [](const auto& groups) { return std::make_unique<Lion>(groups[0].params()); };
+    ZeroOptimizer lions(net.trained(), world, lion);
+    EXPECT_THAT(message_of<ConfigError>([&] { divided.track("lions", lions); }),
+                AllOf(HasSubstr("Lion cannot be tracked"),
+                      HasSubstr("use it without ZeroOptimizer"), Not(HasSubstr("stateful()"))));
     Everything other;
     ZeroOptimizer own(other.trained(), world,
                       parallel::zero<SavedSgd>(torch::optim::SGDOptions(0.1)));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@ using checkpoint::Held;
 using checkpoint::Piece;
 using checkpoint::State;
 using checkpoint::whole_piece;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -126,6 +128,33 @@ class Kept : public CommHook {
   at::Tensor passes = at::zeros({}, at::kLong);
   at::Tensor scale = at::zeros({1}), left = at::zeros({1});
 };
+
+TEST(OwnHook, WithStatesOfDifferentSizesIsRefusedOnAnotherNumberOfRanksAlone) {
+  const Folder folder;
+  for (const int ranks : {2, 2, 3, 1}) {
+    spawn(ranks, [&](World& world) {
+      Kept hook;
+      Checkpointer checkpoints(world, folder.path());
+      int64_t step = 0;
+      checkpoints.track("step", step);
+      checkpoints.track("hook", stateful(hook, world));
+      if (!std::filesystem::exists(folder / "latest")) {
+        step = 1;
+        hook.left = at::ones({world.rank() + 1});
+        return checkpoints.save(1);
+      }
+      if (ranks == 2) {
+        checkpoints.restore_latest();
+        EXPECT_EQ(hook.left.numel(), world.rank() + 1);
+        return;
+      }
+      EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                  AllOf(HasSubstr("[kept] 'left' is of shape [1]"), HasSubstr("of [2]"),
+                        HasSubstr("restore on 2")));
+      EXPECT_EQ(step, 0);
+    });
+  }
+}
 
 TEST(OwnHook, GoesOnOnAnotherNumberOfRanks) {
   const Folder folder;

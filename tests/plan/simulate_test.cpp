@@ -218,6 +218,16 @@ TEST(Simulate, NoTimelineIsKeptWhereNoneIsAskedFor) {
   EXPECT_LT(after.ru_maxrss, std::max(before.ru_maxrss, 128L << 10));
 }
 
+TEST(Simulate, WhatWouldTakeHoursIsRefused) {
+  Training many = training();
+  many.accumulation = 1000;
+  EXPECT_THAT(
+      [&] { simulate(model(), many, Strategy::Ddp, kCluster, 1 << 20, {.traced_ranks = 0}); },
+      testing::ThrowsMessage<ConfigError>(
+          testing::AllOf(testing::HasSubstr("3 steps of 1000 micro-batches on 1048576 ranks"),
+                         testing::HasSubstr("fewer --steps or --ranks"))));
+}
+
 TEST(Simulate, WhatCannotBeIsRefused) {
   const auto refused = [](int64_t ranks, const SimulationOptions& options) {
     EXPECT_THROW(simulate(model(), training(), Strategy::Ddp, kCluster, ranks, options),

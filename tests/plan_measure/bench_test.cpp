@@ -46,6 +46,16 @@ TEST_F(Bench, AllRanksKnowTheSameMachineAndAPlanReadsIt) {
   const auto plan = lockstep_tool("plan " + folder_ / "run.yaml" + " --machine " + file_);
   EXPECT_EQ(plan.status, 0) << plan.said;
   EXPECT_THAT(plan.said, HasSubstr("2 ranks on 2 x measured"));
+  const std::string warning = "machine.json was measured with 2 ranks";
+  EXPECT_THAT(plan.said, testing::Not(HasSubstr(warning)));
+  for (const char* other : {"plan ", "simulate "}) {
+    for (const auto& [flag, ranks] : {std::pair{" --ranks 1", "1 rank on a host"},
+                                      std::pair{" --devices-per-node 4", "4 ranks on a host"}}) {
+      const auto said =
+          lockstep_tool(other + (folder_ / "run.yaml") + flag + " --machine " + file_).said;
+      EXPECT_THAT(said, testing::AllOf(HasSubstr(warning), HasSubstr(ranks))) << other << flag;
+    }
+  }
 }
 
 TEST_F(Bench, TheCommandStartsRanksAndWritesTheFile) {
@@ -60,6 +70,15 @@ TEST_F(Bench, TheCommandPrintsWhatNoFileIsNamedFor) {
   EXPECT_EQ(out.status, 0) << out.said;
   std::ofstream(file_) << out.said;
   EXPECT_EQ(read_machine(file_).devices_per_node, 1);
+}
+
+TEST_F(Bench, TheProgramOfARankRefusesWhatItDoesNotKnow) {
+  const std::string program = LOCKSTEP_BINARY_DIR "/bin/lockstep-bench ";
+  for (const auto& words : {std::string("--against=nothing"), file_ + " " + file_}) {
+    const auto wrong = test::shell(program + words);
+    EXPECT_EQ(wrong.status, 2) << wrong.said;
+    EXPECT_THAT(wrong.said, HasSubstr("usage: lockstep-bench"));
+  }
 }
 
 // Beyond the limit of a file's size, as on a full disk.
@@ -107,7 +126,7 @@ TEST_F(Bench, CallsAndStepsAreComparedWithGlooInTurns) {
     }
   }
   const auto alone = lockstep_tool("bench all_reduce");
-  EXPECT_NE(alone.status, 0) << alone.said;
+  EXPECT_EQ(alone.status, 2) << alone.said;
   EXPECT_THAT(alone.said, HasSubstr("one rank sends nothing: give --nproc-per-node 2 or more"));
   EXPECT_THAT(lockstep_tool("bench all_reduc").said, HasSubstr("the nearest is all_reduce"));
 }

@@ -86,11 +86,36 @@ TEST(FullDisk, CostsTrajectoriesAndNothingElse) {
   EXPECT_EQ(left_by_ranks(2, o), expected);
 }
 
-TEST(FullDisk, EndsAllRanksWithTheCheckpointThatItDoesNotTake) {
+TEST(FullDisk, LeavesOutCheckpointsAndMakesTheRunEndWithAnError) {
   const Folder folder;
   const Left undisturbed = left_by_ranks(1, options(folder / "undisturbed"));
   auto o = options(folder / "run");
-  o.resume = true;
+  o.resume = o.export_hf = true;
+  testing::internal::CaptureStderr();
+  spawn(2, [&](World& world) {
+    const std::string trajectories = o.output_dir + "/trajectories.jsonl";
+    on_world = [&] {
+      if (world.rank() == 1 && worlds_since(trajectories) == 9) limit_files(100);
+    };
+    EXPECT_THAT(message_of<Error>([&] { rl::run_continual(world, course(), o); }),
+                testing::AllOf(HasSubstr("cannot be written: File too large"),
+                               HasSubstr("the run ended without this checkpoint")));
+  });
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("File too large; training continues without this checkpoint"));
+  EXPECT_EQ(left_by(o.output_dir), undisturbed);
+  EXPECT_EQ(left_by_ranks(2, o), undisturbed);  // from the last whole checkpoint on
+  for (const char* stage : {"stage_1_even", "stage_2_again"}) {
+    EXPECT_TRUE(fs::exists(o.output_dir + "/grpo_checkpoints/" + stage + "/latest"));
+    EXPECT_TRUE(fs::exists(o.output_dir + "/checkpoints/" + stage + "/latest"));
+  }
+}
+
+TEST(FullDisk, EndsAllRanksWithTheCheckpointThatItDoesNotTakeWhereThatIsAskedFor) {
+  const Folder folder;
+  const Left undisturbed = left_by_ranks(1, options(folder / "undisturbed"));
+  auto o = options(folder / "run");
+  o.resume = o.strict_save = true;
   spawn(2, [&](World& world) {
     const std::string trajectories = o.output_dir + "/trajectories.jsonl";
     on_world = [&] {

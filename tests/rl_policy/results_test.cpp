@@ -2,8 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "rl/run/record.h"
 #include "rl/run/state.h"
@@ -60,6 +66,53 @@ TEST(Results, SayWhatEachStageHasLearnt) {
                            "30 episodes in 2 iterations", "* On earlier domains: ", "pass^2"}) {
     EXPECT_THAT(report, HasSubstr(part));
   }
+}
+
+TEST(Results, SayOfEachEpisodeAndIterationToWhichStageItBelongs) {
+  const Folder folder;
+  const auto o = options(folder / "run");
+  std::map<std::pair<int, int>, std::vector<double>> rewards;  // by stage and iteration
+  std::set<std::vector<int>> evaluations;
+  std::istringstream lines(left_by_ranks(2, o).trajectories);
+  for (std::string line; std::getline(lines, line);) {
+    const auto episode = Json::parse(line);
+    const int stage = episode.at("stage"), iteration = episode.at("iteration"),
+              row = episode.at("row");
+    if (episode.at("phase") == "eval") evaluations.insert({stage, iteration, row});
+    if (episode.at("phase") == "eval") continue;
+    EXPECT_EQ(row, stage - 1);
+    rewards[{stage, iteration}].push_back(episode.at("reward"));
+  }
+  EXPECT_EQ(evaluations, (std::set<std::vector<int>>{{0, 0, 0}, {1, 2, 1}, {2, 2, 2}}));
+  std::istringstream log(contents(folder / "run/metrics.jsonl"));
+  size_t steps = 0;
+  for (std::string line; std::getline(log, line);) {
+    const auto step = Json::parse(line);
+    if (step.at("type") != "step") continue;
+    ++steps;
+    for (const char* key : {"kl", "entropy", "clip_low", "clip_high", "frac_flat", "dropped",
+                            "grad_norm", "lr", "length_mean", "length_max", "turns_mean"}) {
+      EXPECT_TRUE(step.at(key).is_number()) << key;
+    }
+    const auto& all = rewards.at({step.at("stage").get<int>(), step.at("iteration").get<int>()});
+    double mean = 0, squares = 0;
+    for (const double one : all) mean += one / static_cast<double>(all.size());
+    for (const double one : all) squares += (one - mean) * (one - mean);
+    EXPECT_NEAR(step.at("reward").get<double>(), mean, 1e-12);
+    EXPECT_NEAR(step.at("reward_std").get<double>(),
+                std::sqrt(squares / static_cast<double>(all.size() - 1)), 1e-12);
+    EXPECT_EQ(step.at("dropped").get<double>(), std::round(5 * step.at("frac_flat").get<double>()));
+    EXPECT_NEAR(step.at("tokens").get<double>(), 15 * step.at("length_mean").get<double>(), 1e-9);
+    EXPECT_GT(step.at("tokens_per_s"), 0);
+    EXPECT_EQ(step.at("parts").size(), 3U);
+    double ends = 0;
+    for (const auto& [end, count] : step.at("end").items()) ends += count.get<double>();
+    EXPECT_EQ(ends, 15);
+    for (const double seconds : step.at("per_rank").at("rollout_s")) EXPECT_GT(seconds, 0);
+    EXPECT_EQ(step.at("per_rank").at("rollout_s").size(), 2U);
+    EXPECT_TRUE(step.at("seconds").is_number()) << "the log's own";
+  }
+  EXPECT_EQ(steps, rewards.size());
 }
 
 // Times are of all processes that have worked on a stage, and on the run.

@@ -25,8 +25,6 @@ constexpr std::pair<std::string_view, const char*> kOtherVariables[] = {
     {"LOG_LINE_PREFIX_TEMPLATE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"}};
 
 constexpr const char* kNoPython = "it is about Python programs";
-constexpr const char* kFilter =
-    "the launcher does not search output; use grep on the --log-dir files";
 
 class Formatter : public CLI::Formatter {
  public:
@@ -257,8 +255,6 @@ const std::vector<Limited>& limited_flags() {
       {"--run-path", {}, kNoPython, false},
       {"--logs-specs", {}, "it names a Python class; the files are as docs/launching.md says"},
       {"--print-completion", {}, "there is no completion script"},
-      {"--duplicate-stdout-filters", {}, kFilter},
-      {"--duplicate-stderr-filters", {}, kFilter},
       {"--virtual-local-rank", {}, "a program asks World::device() for its device", false},
       {"--signals-to-handle",
        {"SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGTERM,SIGINT,SIGHUP"},

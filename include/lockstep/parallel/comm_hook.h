@@ -81,7 +81,9 @@ class CommHook {
   // Whether what state() calls so is the same on all ranks, as a count of passes, or all of an
   // error that is left to send, of which ranks have parts. A checkpoint that another number of
   // ranks restores gives each of them rank 0's of the former, and the mean over ranks of the
-  // latter. What is not of floating point is the same on all in any case.
+  // latter, for which all ranks' have to have one shape and dtype; else restoring throws
+  // ConfigError on all ranks, before anything changed. What is not of floating point is the same on
+  // all in any case.
   virtual bool is_same_on_all(std::string_view /*name*/) const { return false; }
 
   // From the next pass on gradients are `factor` times what they were, because GradScaler changed

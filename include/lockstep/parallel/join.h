@@ -33,8 +33,9 @@ class Joinable {
 
   // Every rank, before the first step. May communicate, in the same way on all ranks.
   virtual void join(const JoinOptions& options) = 0;
-  // Every rank, after the last step, when none has a batch. Ranks that had no batch in the last
-  // step take over the state of one that had.
+  // Every rank, after the last step, when none has a batch, in the same order: a Ddp averages what
+  // ranks have accumulated under hold() since, and ranks that had no batch in the last step take
+  // over the state of one that had.
   virtual void leave() = 0;
   // This rank's part of a step for which it has no batch: the same collectives, in the same order
   // and of the same sizes, as on a rank that has one, with values that change no result. When a

@@ -36,8 +36,9 @@ struct Simulation {
 
 // Simulates steps; the same seed gives the same result. Throws ConfigError for what make_plan()
 // refuses, a hybrid strategy on nodes that are not full, no step, jitter outside of 0 to 1, more
-// slow ranks than there are and a factor of theirs below 1 or infinite, and a timeline with more
-// than 1,000,000 spans of computation.
+// slow ranks than there are and a factor of theirs below 1 or infinite, more than 100,000,000,000
+// computations (a unit's forward or backward of a micro-batch on a rank), which would take longer
+// than ten minutes, and a timeline with more than 1,000,000 spans of computation.
 Simulation simulate(const ModelProfile& model, const Training& training, Strategy strategy,
                     const Machine& machine, int64_t ranks, const SimulationOptions& options = {});
 

@@ -92,6 +92,9 @@ struct RunOptions {
   std::string output_dir = "three_domain_results_ddp";
   bool resume = false;
   int64_t save_every = 10;  // iterations
+  // A checkpoint for which the disk has no room ends the run; else it goes on, with a warning, and
+  // ends with an error.
+  bool strict_save = false;
   bool quiet = false;
   bool cache = true;           // of the warm-up
   bool log_all = false;        // trajectories of all evaluations, not only of first trials
@@ -102,8 +105,9 @@ struct RunOptions {
   std::map<std::string, std::string> origins = {};
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, rollout_timeout, quiet, cache, log_tokens, cache_dir; and save_every and export_hf,
-  // which may differ between a run and its continuation, as parallel, reference and joint_run may.
+  // resume, rollout_timeout, quiet, cache, log_tokens, cache_dir; and save_every, strict_save and
+  // export_hf, which may differ between a run and its continuation, as parallel, reference and
+  // joint_run may.
   // Of files with tasks also a digest of what is in them.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
@@ -181,7 +185,8 @@ struct RunResult {
 };
 
 // Every rank calls it. Writes output_dir (docs/three_domain.md has the files). Throws ConfigError
-// for what is impossible, among others a directory that holds another run.
+// for what is impossible, among others a directory that holds another run, and Error for a
+// checkpoint or results that could not be written.
 RunResult run_continual(const comm::World& world, const Course& course, const RunOptions& options);
 
 }  // namespace lockstep::rl

@@ -79,6 +79,7 @@ struct StepFigures {
   std::optional<double> gradient_norm = std::nullopt;
   int64_t epoch = 0;
   std::map<std::string, double> values = {};  // rank 0's are reported
+  std::string keys = {};                      // StepReport::keys; rank 0's are reported
   // Whether rank 0's loss and samples are those of all ranks already. Then those of the others are
   // not looked at.
   bool is_of_all_ranks = false;

@@ -65,6 +65,9 @@ struct StepReport {
   double samples_per_second = 0;
   std::map<std::string, double> values = {};  // other values that the program reports
   std::vector<RankFigures> ranks = {};        // by rank
+  // A JSON object of the program's own, or nothing. The line has its keys, too, but for those that
+  // it has without.
+  std::string keys = {};
 
   // What is shown and exported as the loss: the mean of all these steps where it is known,
   // otherwise that of the last step.

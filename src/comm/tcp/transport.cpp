@@ -111,19 +111,24 @@ Work TcpTransport::start(Request&& request) {
   NetCallName name{.number = static_cast<uint32_t>(operation.notice.number),
                    .checksum = checksum_of(operation.notice.signature),
                    .meets = has_own_sizes(request, size())};
-  if (!call.begin) {
-    state_->group().skip(name, operation.notice.text);
-    return {};
-  }
   if (request.what == Collective::Send || request.what == Collective::Recv) {
     name.kind =
         request.what == Collective::Send ? NetCallName::Kind::Send : NetCallName::Kind::Recv;
     name.peer = request.peer;
     name.meets = true;
   }
-  auto job = state_->group().start(name, call.begin);
-  return Work(std::make_shared<TcpPending>(state_, std::move(operation), std::move(job),
-                                           std::move(call.finish)));
+  try {
+    if (!call.begin) {
+      state_->group().skip(name, operation.notice.text);
+      return {};
+    }
+    auto job = state_->group().start(name, call.begin);
+    return Work(
+        std::make_shared<TcpPending>(state_, operation, std::move(job), std::move(call.finish)));
+  } catch (const std::exception& error) {
+    // The call counts here, and the others would wait for this rank's part of it.
+    state_->fail(operation, fmt::format("failed ({})", first_line(error)));
+  }
 }
 
 void TcpTransport::meet() {

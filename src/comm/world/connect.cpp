@@ -116,8 +116,10 @@ Backend backend_from_env(Backend asked) {
     if (name == *text) return backend;
   }
   contradiction(
-      "LOCKSTEP_BACKEND='{}' is none of auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc",
-      *text);
+      "LOCKSTEP_BACKEND='{}' is none of auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc{}",
+      *text,
+      *text == "mpi" ? ": ranks that mpirun starts find each other without it, so leave it out"
+                     : "");
 }
 
 std::string name_of(Backend backend) {

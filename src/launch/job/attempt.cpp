@@ -65,7 +65,14 @@ class Starter {
         plan_(plan),
         control_(control),
         flight_(flight),
-        files_(std::move(files)) {}
+        files_(std::move(files)) {
+    const std::string folder = session.logs.attempt(plan.restarts);
+    const auto target = [&](const std::vector<std::string>& filters, const char* name) {
+      return filters.empty() ? nullptr : std::make_shared<Writer::Target>(folder + name);
+    };
+    filtered_out_ = target(options_.out_filters, Logs::kFilteredOut);
+    filtered_err_ = target(options_.err_filters, Logs::kFilteredErr);
+  }
 
   // The rank's process, whose streams are attached to the session's output.
   Child start(int local);
@@ -88,10 +95,13 @@ class Starter {
   const Control& control_;
   const flight::Segment& flight_;
   std::vector<Logs::Files> files_;
+  Writer::Shared filtered_out_, filtered_err_;  // none without filters
 };
 
 void Starter::direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file) {
-  const bool tee = options_.tee.covers(local, stream);
+  const bool is_filtered =
+      stream == StreamChoice::Out ? filtered_out_ != nullptr : filtered_err_ != nullptr;
+  const bool tee = options_.tee.covers(local, stream) || is_filtered;  // it passes here
   if (options_.redirects.covers(local, stream) && !tee && file) {
     target = {Target::File, file.get()};
   } else if (plan_.world_size == 1 && !tee && is_shown(local) && options_.line_prefix.empty()) {
@@ -117,12 +127,17 @@ void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
     copy = std::make_shared<Writer::Target>(std::move(file),
                                             folder + (is_error ? Logs::kErr : Logs::kOut));
   }
+  const auto stream = is_error ? StreamChoice::Err : StreamChoice::Out;
+  const bool only_file =
+      options_.redirects.covers(local, stream) && !options_.tee.covers(local, stream) && copy;
   session_.output.attach({.rank = rank,
                           .is_error = is_error,
                           .pipe = std::move(pipe),
                           .file = std::move(copy),
-                          .shown = is_shown(local),
-                          .tag = tag_of(local)});
+                          .shown = is_shown(local) && !only_file,
+                          .tag = tag_of(local),
+                          .filtered = is_error ? filtered_err_ : filtered_out_,
+                          .filters = is_error ? options_.err_filters : options_.out_filters});
 }
 
 Child Starter::start(int local) {

@@ -38,11 +38,14 @@ struct Options {
   // How often the ranks are started again, all of them, after one has failed.
   int max_restarts = 0;
 
-  // Files: docs/launching.md. Without `log_dir` there are some only when `redirects` or `tee` ask
-  // for them, in a new folder below TMPDIR.
+  // Files: docs/launching.md. Without `log_dir` there are some only when `redirects`, `tee` or
+  // filters ask for them, in a new folder below TMPDIR.
   std::string log_dir = {};
   StreamChoice redirects = {};  // to files only
   StreamChoice tee = {};        // to files, too
+  // Lines of stdout, and of stderr, that hold one of these texts are also written to one file for
+  // all ranks of this host.
+  std::vector<std::string> out_filters = {}, err_filters = {};
   // The local ranks whose output is shown; all when empty. Files are written all the same.
   std::vector<int> shown_ranks = {};
   // Before each line: ${role_name}, ${local_rank}, ${rank} and ${hostname} are replaced. "[rank N]

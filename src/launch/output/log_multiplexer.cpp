@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -40,8 +41,12 @@ bool LogMultiplexer::is_capable(const LauncherStream& destination) {
   return destination.is_terminal && env_text("TERM").value_or("dumb") != "dumb";
 }
 
+std::string LogMultiplexer::tag_of(const Feed& feed) {
+  return feed.tag.empty() ? fmt::format("[rank {}] ", feed.rank) : feed.tag;
+}
+
 LinePrefixer LogMultiplexer::lines_of(const Feed& feed, const LauncherStream& destination) {
-  const std::string tag = feed.tag.empty() ? fmt::format("[rank {}] ", feed.rank) : feed.tag;
+  const std::string tag = tag_of(feed);
   if (!is_capable(destination)) return {tag, LinePrefixer::Target::File};
   // A line may start on top of a longer progress line, and inside a colour that another rank has
   // left on.
@@ -88,7 +93,8 @@ void LogMultiplexer::write_file(const std::string& path, std::string_view text, 
 }
 
 bool LogMultiplexer::is_held_up(const Stream& stream) const {
-  return stream.destination->writer.is_full() || (stream.feed.file && files_->is_full());
+  return stream.destination->writer.is_full() ||
+         ((stream.feed.file || stream.feed.filtered) && files_->is_full());
 }
 
 void LogMultiplexer::await(std::vector<pollfd>& events) const {
@@ -111,20 +117,36 @@ void LogMultiplexer::keep(Stream& stream, std::string_view bytes) {
   if (words.size() > kLastWords) words.erase(0, words.size() - kLastWords);
 }
 
+void LogMultiplexer::keep_some(const Stream& stream, std::string_view lines) {
+  std::string kept;
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, lines.find('\n') + 1);
+    lines.remove_prefix(line.size());
+    const auto holds = [&](const std::string& text) { return line.find(text) != line.npos; };
+    if (std::ranges::none_of(stream.feed.filters, holds)) continue;
+    kept += tag_of(stream.feed);
+    kept += line;
+  }
+  if (!kept.empty()) files_->add(stream.feed.filtered, kept);
+}
+
 bool LogMultiplexer::read_once(Stream& stream) {
   static thread_local std::array<char, 1 << 16> buffer;
   const ssize_t got = read(stream.feed.pipe.get(), buffer.data(), buffer.size());
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  std::string lines;
+  std::string lines, bare;
   if (got > 0) {
     const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
     keep(stream, bytes);
     stream.lines.feed(bytes, lines);
+    if (stream.feed.filtered) stream.bare.feed(bytes, bare);
   } else {
     stream.lines.finish(lines);
+    stream.bare.finish(bare);
     stream.feed.pipe.reset();
   }
   if (stream.feed.shown) stream.destination->add(lines);
+  keep_some(stream, bare);
   return got > 0;
 }
 
@@ -143,9 +165,11 @@ void LogMultiplexer::finish() {
     // At most what a pipe holds, so that the writers may have more than their limit.
     while (stream.feed.pipe && read_once(stream)) {
     }
-    std::string rest;
+    std::string rest, bare;
     stream.lines.finish(rest);
     if (stream.feed.shown) stream.destination->add(rest);
+    stream.bare.finish(bare);
+    keep_some(stream, bare);
   }
   streams_.clear();
 }

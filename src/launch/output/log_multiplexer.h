@@ -24,6 +24,9 @@ struct Feed {
   Writer::Shared file = {};  // gets the bytes as they come; may be none
   bool shown = true;         // on the launcher's stream of the same kind
   std::string tag = {};      // before each line; "[rank N] " when empty
+  // Gets the lines that hold one of `filters`, with their tags; may be none.
+  Writer::Shared filtered = {};
+  std::vector<std::string> filters = {};
 };
 
 // What is written goes over threads of their own (launch/output/writer.h): none of this waits for a
@@ -78,14 +81,18 @@ class LogMultiplexer {
     Feed feed;
     LinePrefixer lines;
     LauncherStream* destination;
+    LinePrefixer bare{"", LinePrefixer::Target::File};  // for the filters
   };
   static bool is_capable(const LauncherStream& destination);
+  static std::string tag_of(const Feed& feed);
   static LinePrefixer lines_of(const Feed& feed, const LauncherStream& destination);
   bool is_held_up(const Stream& stream) const;
   std::vector<Writer*> writers() const;
   // Whether there may be more.
   bool read_once(Stream& stream);
   void keep(Stream& stream, std::string_view bytes);
+  // What passes the filters.
+  void keep_some(const Stream& stream, std::string_view lines);
 
   std::shared_ptr<Bell> bell_;
   std::shared_ptr<LauncherStream> out_, err_;  // one, when both are the same file

@@ -36,7 +36,8 @@ void make(const Options& options, const std::string& path) {
 }  // namespace
 
 bool Logs::are_asked_for(const Options& options) {
-  return !options.log_dir.empty() || !options.redirects.is_empty() || !options.tee.is_empty();
+  return !options.log_dir.empty() || !options.redirects.is_empty() || !options.tee.is_empty() ||
+         !options.out_filters.empty() || !options.err_filters.empty();
 }
 
 Logs::Logs(const Options& options) {

@@ -1,5 +1,6 @@
 // The files of a job, in torchrun's layout:
 //   LOG_DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}
+//   LOG_DIR/RUN_ID_xxxxxxxx/attempt_N/{filtered_stdout.log,filtered_stderr.log}
 #pragma once
 
 #include <string>
@@ -14,7 +15,8 @@ class Logs {
  public:
   static bool are_asked_for(const Options& options);
   // Makes the job's folder when the options ask for files: below --log-dir, or below TMPDIR when
-  // only --redirects or --tee was given. Its name is absolute. Throws ConfigError when it cannot.
+  // only --redirects, --tee or filters were given. Its name is absolute. Throws ConfigError when it
+  // cannot.
   explicit Logs(const Options& options);
 
   bool is_on() const { return !folder_.empty(); }
@@ -38,6 +40,9 @@ class Logs {
   static constexpr const char* kOut = "/stdout.log";
   static constexpr const char* kErr = "/stderr.log";
   static constexpr const char* kError = "/error.json";
+  // Below attempt().
+  static constexpr const char* kFilteredOut = "/filtered_stdout.log";
+  static constexpr const char* kFilteredErr = "/filtered_stderr.log";
 
  private:
   std::string folder_;

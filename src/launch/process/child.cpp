@@ -111,8 +111,10 @@ Child start_child(const ChildSpec& spec, const Signals& signals) {
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
-    throw Error(fmt::format("[run] no process for a rank: {}; raise the limit (ulimit -u)",
-                            std::strerror(errno)));
+    throw Error(
+        fmt::format("[run] no process for a rank: {}; raise the limit (ulimit -u, or a container's "
+                    "of processes: pids.max of its cgroup)",
+                    std::strerror(errno)));
   }
   if (pid == 0) become(spec, arguments, signals, launcher, out, err, failure.write.get());
   return {pid, std::move(out.read), std::move(err.read), std::move(failure.read)};

@@ -361,6 +361,8 @@ void Ddp::average_held() {
 }
 
 void Ddp::leave() {
+  // The first one has done so when it found that no rank has a batch.
+  if (!state_->place_in_join.is_first) average_held();
   state_->joined.reset();
   state_->place_in_join = {};
   state_->gate.reset();

@@ -1,12 +1,15 @@
 #include "lockstep/parallel/stateful.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/types.h>
 
 #include <algorithm>
 
 #include "checkpoint/part_of.h"
+#include "comm/transport.h"
 #include "lockstep/checkpoint/stateful.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -60,6 +63,7 @@ class HookOfRank : public Stateful {
     } else {
       for (int rank = 0; rank < ranks_; ++rank) want(rank);
     }
+    if (!same_ranks_) refuse_unequal();
     std::map<std::string, at::Tensor> zeros;  // without memory
     for (const auto& [name, tensors] : next_) {
       zeros[name] = at::zeros({}, tensors.front().options()).expand(tensors.front().sizes());
@@ -94,6 +98,23 @@ class HookOfRank : public Stateful {
   // Not the sum over ranks, like an error left to send, but the same on all.
   bool is_common(const std::string& name, at::ScalarType type) const {
     return !is_number(type) || hook_.is_same_on_all(name);
+  }
+
+  // A mean is of tensors that are alike.
+  void refuse_unequal() const {
+    for (const auto& [name, tensors] : next_) {
+      if (is_common(name, tensors.front().scalar_type())) continue;
+      for (const at::Tensor& one : tensors) {
+        const at::Tensor& first = tensors.front();
+        if (one.sizes() == first.sizes() && one.scalar_type() == first.scalar_type()) continue;
+        throw ConfigError(fmt::format(
+            "[{0}] '{1}' is of shape [{2}] and dtype {3} on one of the {4} ranks that saved it and "
+            "of [{5}] and {6} on another, so {7} ranks cannot have their mean: restore on {4}, or "
+            "let is_same_on_all(\"{1}\") be true, for the first rank's",
+            hook_.name(), name, fmt::join(first.sizes(), ", "), comm::name_of(first.scalar_type()),
+            ranks_, fmt::join(one.sizes(), ", "), comm::name_of(one.scalar_type()), group_.size()));
+      }
+    }
   }
 
   CommHook& hook_;

@@ -37,11 +37,11 @@ class ZeroState : public Stateful {
           "without ZeroOptimizer",
           c10::demangle(typeid(own).name())));
     }
-    checkpoint::refuse_unknown(inner());
+    checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
   }
 
   State state(const Names& names) const override {
-    checkpoint::refuse_unknown(inner());
+    checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
     State state{.values = checkpoint::option_values(zero_)};
     each_portion([&](size_t index, const Range& range, const at::Tensor& leaf) {
       const auto found = inner().state().find(leaf.unsafeGetTensorImpl());
@@ -64,7 +64,7 @@ class ZeroState : public Stateful {
 
   State destination(const Saved& saved, const Names& names) override {
     const at::NoGradGuard no_grad;
-    checkpoint::refuse_unknown(inner());
+    checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
     State state{.values = checkpoint::option_values(zero_)};
     next_.clear();
     counts_.clear();

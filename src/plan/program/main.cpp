@@ -54,6 +54,10 @@ int main(int argc, char** argv) try {
     what = words[0].substr(kAgainst.size());
     words.erase(words.begin());
   }
+  if (words.size() > 1 || !(what.empty() || what == "ddp" || what == "all_reduce")) {
+    throw lockstep::ConfigError(
+        "[bench] usage: lockstep-bench [--against=all_reduce | --against=ddp] [FILE]");
+  }
   const std::string path = words.empty() ? "" : words[0];
   const auto world = World::from_env();
   const auto [table, json] = measured(what, world);
@@ -64,14 +68,17 @@ int main(int argc, char** argv) try {
     return 0;
   }
   if (const int error = lockstep::write_whole_file(path, json); error != 0) {
-    throw lockstep::ConfigError("[bench] " + path + ": cannot be written: " + std::strerror(error) +
-                                ": name another file by --to");
+    throw lockstep::Error("[bench] " + path + ": cannot be written: " + std::strerror(error) +
+                          ": name another file by --to");
   }
   if (lockstep::is_stream(path)) return 0;
   std::printf("wrote %s", path.c_str());
   if (what.empty()) std::printf("; lockstep plan run.yaml --machine %s reads it", path.c_str());
   std::puts("");
   return 0;
+} catch (const lockstep::ConfigError& error) {
+  std::fprintf(stderr, "error: %s\n", error.what());
+  return 2;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "error: %s\n", error.what());
   return 1;

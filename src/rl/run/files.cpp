@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 
+#include "core/counted.h"
 #include "lockstep/rl/scores.h"
+#include "train/run/report.h"
 
 namespace lockstep::rl {
 namespace {
@@ -153,6 +157,40 @@ std::string results_json(const RunResult& result, const Curriculum& curriculum,
   out["seconds"] = facts.seconds;
   out["parameters_checksum"] = fmt::format("{:016x}", result.fingerprint);
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string written(const std::string& path, const std::function<std::string()>& text) {
+  try {
+    train::write_whole(path, text());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string linked(const std::string& folder, const std::string& name, const std::string& target) {
+  namespace fs = std::filesystem;
+  const fs::path link = fs::path(folder) / name;
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(link, error))) return "";
+  fs::create_directories(folder, error);
+  fs::create_directory_symlink(target, link, error);
+  return error
+             ? fmt::format("{} cannot be linked to {}: {}", link.string(), target, error.message())
+             : "";
+}
+
+std::string header_text(const comm::World& world, const RunOptions& options, const Facts& facts) {
+  std::string out =
+      fmt::format("three_domain: {}, {}, {}, {} parameters, vocabulary {}, {}, {}",
+                  world.describe(), world.device().str(), counted(options.lanes, "lane"),
+                  facts.parameters, facts.vocabulary, options.parallel, options.precision);
+  for (const auto& [name, value] : options.as_text()) {
+    const auto origin = options.origins.find(name);
+    if (origin == options.origins.end()) continue;
+    out += fmt::format("\n--{} {} ({})", name, value, origin->second);
+  }
+  return out;
 }
 
 std::string summary_text(const std::string& metrics) {

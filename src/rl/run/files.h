@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -39,6 +40,13 @@ std::string analysis_report(const std::string& results, const std::string& metri
 // over.
 std::map<std::string, std::string> pictures(const std::string& results, const std::string& metrics);
 
+// Replaces the file by this text. Returns what went wrong; nothing when all is well.
+std::string written(const std::string& path, const std::function<std::string()>& text);
+// Makes `folder`/`name` a link to `target`, unless there is something of that name. As written().
+std::string linked(const std::string& folder, const std::string& name, const std::string& target);
+
+// What is said at the begin, with the options that are not of the preset.
+std::string header_text(const comm::World& world, const RunOptions& options, const Facts& facts);
 // The matrix as lines of text.
 std::string matrix_text(const RunResult& result, const Curriculum& curriculum);
 // What is said at the end, of the text of metrics.json: our figures, and the guides' beside them.

@@ -137,8 +137,9 @@ std::vector<Unit> plan_units(const Curriculum& curriculum) {
   std::vector<Unit> out;
   const auto columns = static_cast<int64_t>(curriculum.columns.size());
   const auto evaluate = [&](int64_t row) {
+    const int64_t iterations = row > 0 ? curriculum.stages[as_unsigned(row - 1)].iterations : 0;
     for (int64_t j = 0; j < columns; ++j) {
-      out.push_back({Unit::Kind::Evaluate, row, j, row > 0 && j + 1 == columns});
+      out.push_back({Unit::Kind::Evaluate, row, j, row > 0 && j + 1 == columns, iterations});
     }
   };
   evaluate(0);

@@ -39,6 +39,7 @@ struct Unit {
   int64_t stage = 0;        // Learn: which; Evaluate: stages so far
   int64_t number = 0;       // Learn: iteration; Evaluate: column
   bool ends_stage = false;  // the last evaluation after a stage
+  int64_t iterations = 0;   // Evaluate: of the last of these stages
 };
 
 Curriculum plan_curriculum(const Course& course, const RunOptions& options);

@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/rl/episode.h"
 #include "rl/policy/agreed.h"
+#include "rl/run/policy.h"
 #include "rl/run/setup.h"
 
 namespace lockstep::rl {
@@ -199,6 +202,69 @@ std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& l
   }
   values["longest"] = longest;
   return values;
+}
+
+std::string keys_of(const Rollout& rollout, const RolloutPlan& plan, const Unit& unit,
+                    const RunOptions& options, const Learnt& learnt, int ranks) {
+  const auto means = figures_of(rollout, learnt, unit.stage);
+  Learnt unused;
+  const Agreed agreed = agree(rollout, learner_options(options, 0), unused);
+  double squares = 0, tokens = 0, count = 0;
+  int64_t dropped = 0;
+  Json ends = Json::object();
+  std::vector<double> of_lanes(static_cast<size_t>(plan.lanes), 0), of_ranks;
+  for (size_t i = 0; i < rollout.outcomes.size(); ++i) {
+    const auto& one = rollout.outcomes[i];
+    const auto number = static_cast<int64_t>(i);
+    of_lanes[static_cast<size_t>(number / plan.group_size % plan.lanes)] += one.seconds;
+    if (number % plan.group_size == 0) {
+      const auto first = agreed.kept.begin() + number;
+      if (std::all_of(first, first + plan.group_size, [](auto kept) { return kept == 0; })) {
+        ++dropped;
+      }
+    }
+    const std::string end(name_of(static_cast<End>(one.end)));
+    ends[end] = ends.value(end, 0) + 1;
+    if (is_lost(one)) continue;
+    squares += (one.reward - learnt.reward) * (one.reward - learnt.reward);
+    tokens += one.own_tokens;
+    ++count;
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto own = Shard{rank, ranks}.of(plan.lanes);
+    const auto seconds = std::span(of_lanes).subspan(static_cast<size_t>(own.begin),
+                                                     static_cast<size_t>(own.size()));
+    of_ranks.push_back(std::accumulate(seconds.begin(), seconds.end(), 0.0));
+  }
+  const double slowest = *std::max_element(of_ranks.begin(), of_ranks.end());
+  const auto mean = [&](const std::string& name) {
+    const auto found = means.find(name);
+    return found == means.end() ? 0 : found->second;
+  };
+  Json out{{"stage", unit.stage + 1},
+           {"iteration", unit.number},
+           {"reward", learnt.reward},
+           {"reward_std", count > 1 ? std::sqrt(squares / (count - 1)) : 0},
+           {"parts", Json::object()},
+           {"kl", learnt.kl},
+           {"entropy", learnt.entropy},
+           {"clip_low", learnt.clipped_low},
+           {"clip_high", learnt.clipped_high},
+           {"frac_flat", learnt.equal_share},
+           {"dropped", dropped},
+           {"grad_norm", learnt.gradient_norm},
+           {"lr", options.learning_rate},
+           {"tokens", static_cast<int64_t>(tokens)},
+           {"length_mean", mean("tokens")},
+           {"length_max", static_cast<int64_t>(mean("longest"))},
+           {"turns_mean", mean("turns")},
+           {"end", std::move(ends)},
+           {"tokens_per_s", slowest > 0 ? tokens / slowest : 0}};
+  for (const char* part : {"state", "told", "policy"}) {
+    out["parts"][part] = mean(std::string("reward/") + part);
+  }
+  out["per_rank"]["rollout_s"] = std::move(of_ranks);
+  return out.dump();
 }
 
 std::string equal_groups_warning(const std::vector<CurvePoint>& curve, int64_t iterations) {

@@ -43,6 +43,11 @@ std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan
 std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
                                          int64_t stage);
 
+// The same, and more, as an object of JSON with the names of docs/three_domain.md, for the log's
+// line. `ranks`: how many divide the lanes.
+std::string keys_of(const Rollout& rollout, const RolloutPlan& plan, const Unit& unit,
+                    const RunOptions& options, const Learnt& learnt, int ranks);
+
 // As if the course had only the stages that are over, of which there has to be one. `joint`: the
 // rewards that a joint run ended with, by domain; may be empty.
 RunRecord record_of(const Curriculum& curriculum, const RunOptions& options, const RunState& state,

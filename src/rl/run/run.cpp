@@ -29,11 +29,11 @@
 #include "rl/run/plan.h"
 #include "rl/run/policy.h"
 #include "rl/run/record.h"
+#include "rl/run/saves.h"
 #include "rl/run/screen.h"
 #include "rl/run/setup.h"
 #include "rl/run/state.h"
 #include "rl/run/trajectories.h"
-#include "train/run/report.h"
 
 namespace lockstep::rl {
 namespace {
@@ -46,6 +46,7 @@ class Run {
         course_(course),
         options_(completed(with_lanes_of_run(given, group_, world.size()), world.size())),
         trajectories_(path("trajectories.jsonl")),
+        saves_(options_.strict_save, world.is_main()),
         screen_(world.is_main() && !options_.quiet, stdout,
                 train::TextStyle::of_file(STDOUT_FILENO)) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
@@ -105,7 +106,7 @@ class Run {
       ++state_.position;
       if (unit.ends_stage) end_stage(unit.stage - 1);
       if (unit.ends_stage || (learns && state_.iterations % options_.save_every == 0)) {
-        save(checkpoints, text);
+        saves_.attempt(path("checkpoints"), [&] { save(checkpoints, text); });
       }
     }
     if (result_.preempted) save(checkpoints, text);
@@ -225,7 +226,7 @@ class Run {
       ++state_.ends[static_cast<size_t>(unit.stage)].at(static_cast<size_t>(outcome.end));
     }
     log(rollout, plan, unit);
-    report(rollout, unit, point.learnt);
+    report(rollout, plan, unit, point.learnt);
     say_iteration(unit, point.learnt);
   }
 
@@ -261,7 +262,8 @@ class Run {
     if (world_.is_main()) trajectories_.append(lines);
   }
 
-  void report(const Rollout& rollout, const Unit& unit, const Learnt& learnt) {
+  void report(const Rollout& rollout, const RolloutPlan& plan, const Unit& unit,
+              const Learnt& learnt) {
     int64_t mine = 0;
     for (const auto& lane : rollout.numbers) mine += static_cast<int64_t>(lane.size());
     if (unit.number == 0) {
@@ -271,7 +273,8 @@ class Run {
                     .learning_rate = options_.learning_rate,
                     .gradient_norm = learnt.gradient_norm,
                     .epoch = unit.stage,
-                    .values = figures_of(rollout, learnt, unit.stage)});
+                    .values = figures_of(rollout, learnt, unit.stage),
+                    .keys = keys_of(rollout, plan, unit, options_, learnt, group_.size())});
   }
 
   // Each on a terminal.
@@ -287,22 +290,30 @@ class Run {
     learner_->set_reference();
     if (!uses_fsdp(options_)) parallel::check_same(*net_, group_);
     const Clock clock(seconds_of(stage), "checkpoint");
-    const std::string folder =
-        path("grpo_checkpoints/" + curriculum_.stages[static_cast<size_t>(stage)].id);
-    checkpoint::Checkpointer own(group_, folder, {.retention = {.keep_last = 1}});
-    learner_->track_net(own);
-    own.save(state_.position);
-    own.finish();
-    if (options_.export_hf) export_model(folder + "/huggingface");
+    const std::string& id = curriculum_.stages[static_cast<size_t>(stage)].id;
+    const std::string folder = path("grpo_checkpoints/" + id);
+    saves_.attempt(folder, [&] {
+      checkpoint::Checkpointer own(group_, folder, {.retention = {.keep_last = 1}});
+      learner_->track_net(own);
+      own.save(state_.position);
+      own.finish();
+      if (options_.export_hf) export_model(folder + "/huggingface");
+    });
+    if (world_.is_main()) warn_of(linked(path("checkpoints"), id, "../grpo_checkpoints/" + id));
     warn_of(write_results());
   }
 
   // Every rank calls it; rank 0 writes.
   void export_model(const std::string& folder) {
     learner_->unshard();
-    agree_on(group_, [&] {
-      if (world_.is_main()) export_policy(net_, *tokenizer_, model_folder_, folder);
-    });
+    try {
+      agree_on(group_, [&] {
+        if (world_.is_main()) export_policy(net_, *tokenizer_, model_folder_, folder);
+      });
+    } catch (const Error&) {
+      learner_->reshard();
+      throw;
+    }
     learner_->reshard();
   }
 
@@ -317,14 +328,7 @@ class Run {
   }
 
   void say_header(bool resumed) {
-    say("three_domain: {}, {}, {}, {} parameters, vocabulary {}, {}, {}", world_.describe(),
-        world_.device().str(), counted(options_.lanes, "lane"),
-        models::parameter_count(net_->options), tokenizer_->size(), options_.parallel,
-        options_.precision);
-    for (const auto& [name, value] : options_.as_text()) {
-      const auto origin = options_.origins.find(name);
-      if (origin != options_.origins.end()) say("--{} {} ({})", name, value, origin->second);
-    }
+    say("{}", header_text(world_, options_, facts_));
     if (resumed) {
       say("resuming after {} of {} iterations", state_.iterations, total_iterations());
     }
@@ -346,14 +350,9 @@ class Run {
     return last.kind == Unit::Kind::Learn ? last.stage : last.stage - 1;
   }
 
-  // A file that the run can do without. Returns what went wrong; nothing when all is well.
+  // A file that the run can do without; as written().
   std::string write(const std::string& name, const std::function<std::string()>& text) const {
-    try {
-      train::write_whole(path(name), text());
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
+    return written(path(name), text);
   }
 
   static void warn_of(const std::string& problem) {
@@ -414,6 +413,7 @@ class Run {
       say("trajectories.jsonl lacks {}, for which the disk had no room",
           counted(trajectories_.lost(), "episode"));
     say("parameters {:016x}", result_.fingerprint);
+    if (!saves_.problem().empty()) throw Error(saves_.problem());
   }
 
   const comm::World& world_;
@@ -431,7 +431,8 @@ class Run {
   Facts facts_{.started = now_text()};
   std::optional<checkpoint::FolderLock> lock_;  // of output_dir, on rank 0
   TrajectoryFile trajectories_;                 // rank 0's
-  bool warned_ = false;                         // of equal groups
+  Saves saves_;
+  bool warned_ = false;  // of equal groups
   std::chrono::steady_clock::time_point next_look_ = {};
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;

@@ -165,6 +165,7 @@ void check_alike(const comm::Group& group, const RunOptions& mine) {
   auto options = mine.as_text();
   // They may change when a run resumes, and decide which collectives there are.
   options["save-every"] = fmt::format("{}", mine.save_every);
+  options["strict-save"] = fmt::format("{}", mine.strict_save);
   options["export-hf"] = fmt::format("{}", mine.export_hf);
   const auto all = group.all_gather_bytes(lines_of(options), {.label = "options"});
   for (size_t rank = 1; rank < all.size(); ++rank) {

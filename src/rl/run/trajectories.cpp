@@ -38,12 +38,10 @@ std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& u
                     std::optional<double> advantage, bool with_tokens) {
   const bool learns = unit.kind == Unit::Kind::Learn;
   Json out{{"phase", learns ? "learn" : "eval"}};
-  if (learns) {
-    out["stage"] = unit.stage + 1;
-    out["iteration"] = unit.number;
-  } else {
-    out["row"] = unit.stage;
-  }
+  // Of an evaluation: the last stage that is over, 0 before any, and how many iterations it had.
+  out["stage"] = learns ? unit.stage + 1 : unit.stage;
+  out["iteration"] = learns ? unit.number : unit.iterations;
+  out["row"] = unit.stage;
   out["domain"] = played.planned.task.domain;
   out["split"] = played.planned.task.split;
   out["id"] = played.planned.task.id;

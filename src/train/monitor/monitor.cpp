@@ -185,6 +185,7 @@ void RunMonitor::State::report(const std::vector<Told>& all) {
   now.learning_rate = figures.learning_rate;
   now.gradient_norm = figures.gradient_norm;
   now.values = figures.values;
+  now.keys = figures.keys;
   double loss = 0, weight = 0, taken = 0, bad_step = kNever;
   LossSum all_by_samples, all_by_steps;
   int bad_rank = -1;

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
 
 #include "lockstep/core/error.h"
@@ -111,6 +112,19 @@ TEST(MemoryOfACall, IsMissedByOneRankBeforeItsCallCounts) {
           EXPECT_EQ(sum[sum.numel() - 1].item<float>(), world.rank() == 0 ? 2 : 1);
         },
         {.backend = "tcp"});
+}
+
+// One that counts, and for which memory is missing as it begins to exchange, fails on all ranks.
+TEST(MemoryOfACall, IsMissedByOneRankWhoseCallCounts) {
+  spawn(2,
+        [](World& world) {
+          const at::Tensor sum = at::ones({int64_t{8} << 20});
+          world.group().barrier().wait();
+          if (world.rank() == 1) limit_memory(0);
+          EXPECT_THAT(message_of<CommError>([&] { world.group().all_reduce(sum).wait(); }),
+                      HasSubstr("failed (std::bad_alloc)"));
+        },
+        {.backend = "tcp", .timeout = std::chrono::seconds(20)});
 }
 #endif
 

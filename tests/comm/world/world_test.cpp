@@ -243,6 +243,8 @@ TEST(World, RefusesVariablesThatContradictEachOther) {
   expect_refused(with({{"MASTER_PORT", "70000"}}), HasSubstr("MASTER_PORT='70000'"));
   expect_refused(with({{"LOCKSTEP_BACKEND", "smoke"}}),
                  HasSubstr("LOCKSTEP_BACKEND='smoke' is none of auto, shm, tcp, gloo"));
+  expect_refused(with({{"LOCKSTEP_BACKEND", "mpi"}}),
+                 HasSubstr("ranks that mpirun starts find each other without it"));
   expect_refused(with({{"LOCKSTEP_BACKEND", "shm"}, {"LOCKSTEP_PYTHON_PEERS", "1"}}),
                  HasSubstr("gloo only"));
   expect_refused(with({{"LOCKSTEP_TIMEOUT", "0"}}), HasSubstr("LOCKSTEP_TIMEOUT='0'"));

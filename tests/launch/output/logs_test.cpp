@@ -121,6 +121,34 @@ TEST_F(LogsTest, TheFilterHidesButFilesAreWritten) {
   EXPECT_EQ(run({"--local-ranks-filter=0"}, "echo $RANK", 3).out, "[rank 0] 0\n");
 }
 
+TEST_F(LogsTest, LinesThatHoldATextAreInOneMoreFile) {
+  const std::string script =
+      "echo loss 1 $RANK; echo \"a,b\"; echo other; printf 'last loss'; echo loss $RANK >&2";
+  const Result result =
+      run({"--log-dir", folder_.path(), "--duplicate-stdout-filters=loss,a,,b"}, script);
+  EXPECT_THAT(lines_of(result.out),
+              UnorderedElementsAre("[rank 0] loss 1 0", "[rank 0] a,b", "[rank 0] other",
+                                   "[rank 0] last loss", "[rank 1] loss 1 1", "[rank 1] a,b",
+                                   "[rank 1] other", "[rank 1] last loss"));
+  EXPECT_THAT(lines_of(content("attempt_0/filtered_stdout.log")),
+              UnorderedElementsAre("[rank 0] loss 1 0", "[rank 0] a,b", "[rank 0] last loss",
+                                   "[rank 1] loss 1 1", "[rank 1] a,b", "[rank 1] last loss"));
+  EXPECT_EQ(content("attempt_0/filtered_stderr.log"), "none");
+}
+
+TEST_F(LogsTest, FiltersSeeWhatIsRedirectedHiddenOrOfOneRank) {
+  const Result result = run({"--log-dir", folder_.path(), "--redirects=2",
+                             "--duplicate_stderr_filters", "loss", "--local-ranks-filter=1"},
+                            "echo loss $RANK >&2; echo other >&2");
+  EXPECT_EQ(result.out + result.err, "");
+  EXPECT_EQ(content("attempt_0/0/stderr.log"), "loss 0\nother\n");
+  EXPECT_THAT(lines_of(content("attempt_0/filtered_stderr.log")),
+              UnorderedElementsAre("[rank 0] loss 0", "[rank 1] loss 1"));
+  fs::remove_all(job_folder());
+  EXPECT_EQ(run({"--duplicate-stdout-filters", "loss"}, "echo loss", 1).out, "[rank 0] loss\n");
+  EXPECT_EQ(content("attempt_0/filtered_stdout.log"), "[rank 0] loss\n");
+}
+
 TEST_F(LogsTest, EachAttemptHasItsFiles) {
   run({"--log-dir", folder_.path(), "--redirects=1", "--max-restarts=1"},
       "echo try $TORCHELASTIC_RESTART_COUNT; exit 1", 1);

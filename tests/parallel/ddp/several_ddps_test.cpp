@@ -303,6 +303,26 @@ TEST(SeveralDdps, WithinAJoinableOfTheProgramKeepItsOrder) {
   });
 }
 
+// What is held of a step that no rank ends, as Join's own Ddps average it.
+TEST(SeveralDdps, WithinAJoinableOfTheProgramAverageWhatIsHeldAtTheEnd) {
+  spawn(2, [&](World& world) {
+    Storeys one(1), two(2), usual_one(1), usual_two(2);
+    Ddp first(one, world, {.bucket_bytes = {64}}), second(two, world, {.bucket_bytes = {64}});
+    Both both(first, second);
+    Join join({both});
+    {
+      const auto hold = first.hold(), other = second.hold();
+      two->forward(one->forward(tower_rows(world.rank(), 0))).square().mean().backward();
+    }
+    join.finish();
+    for (const int rank : {0, 1}) {
+      (usual_two->forward(usual_one->forward(tower_rows(rank, 0))).square().mean() / 2).backward();
+    }
+    expect_tower(one, usual_one);
+    expect_tower(two, usual_two);
+  });
+}
+
 TEST(SeveralDdps, OnTwoGroupsInAnyOrder) {
   for (const int64_t bytes : {int64_t{64}, int64_t{1} << 20}) {
     spawn(3, [&](World& world) {

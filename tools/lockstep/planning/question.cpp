@@ -4,6 +4,7 @@
 #include <charconv>
 #include <optional>
 
+#include "core/counted.h"
 #include "flags.h"
 #include "lockstep/core/error.h"
 #include "planning/plan.h"
@@ -95,6 +96,7 @@ plan::Machine PlanQuestion::machine(const train::RunConfig& config) const {
     throw ConfigError("[plan] --machine and --device: give one of them");
   }
   plan::Machine machine = machine_.empty() ? plan::this_host() : plan::read_machine(machine_);
+  const int64_t measured = machine.devices_per_node;
   if (!device_.empty()) {
     machine = {.device = plan::device_named(device_), .network = plan::network_named("8x400g")};
   }
@@ -113,6 +115,14 @@ plan::Machine PlanQuestion::machine(const train::RunConfig& config) const {
       *rate *= std::min(share, 1.0);
     }
     machine.devices_per_node = *of_host;
+  }
+  if (const int64_t together = std::min(ranks(config, machine), machine.devices_per_node);
+      !machine_.empty() && together != measured) {
+    fmt::print(stderr,
+               "lockstep: {0} was measured with {1}, which share a host's cores, memory and "
+               "transport; here it is {2} on a host, whose figures are others: lockstep bench "
+               "--nproc-per-node {3} measures them\n",
+               machine_, counted(measured, "rank"), counted(together, "rank"), together);
   }
   return machine;
 }

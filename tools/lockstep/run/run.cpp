@@ -44,6 +44,22 @@ std::vector<int> numbers_of(std::string_view flag, std::string_view text) {
   return numbers;
 }
 
+// torchrun's lists of texts, in which two commas are one of a text.
+std::vector<std::string> texts_of(const std::string& list) {
+  std::vector<std::string> texts(1);
+  for (size_t i = 0; i < list.size(); ++i) {
+    const bool is_double = list.compare(i, 2, ",,") == 0;
+    if (list[i] == ',' && !is_double) {
+      texts.emplace_back();
+    } else {
+      texts.back() += list[i];
+    }
+    i += is_double ? 1 : 0;
+  }
+  std::erase(texts, "");  // which every line has
+  return texts;
+}
+
 constexpr int kMostRestarts = 1'000'000;
 constexpr double kLongestGrace = 86400;
 
@@ -141,6 +157,11 @@ void RunCommand::add_output_flags() {
          "ranks, such as 0:3,1:1");
   option("-t,--tee", tee_, "WHICH", "Output to files as well as here");
   option("--local-ranks-filter", shown_, "RANKS", "Show the output of these local ranks only: 0,2");
+  option("--duplicate-stdout-filters", out_filters_, "TEXTS",
+         "Also write lines of stdout that hold one of these texts (loss,accuracy) to one\nfile, "
+         "filtered_stdout.log in the attempt's folder");
+  option("--duplicate-stderr-filters", err_filters_, "TEXTS",
+         "The same of stderr, to filtered_stderr.log");
   option(
       "--log-line-prefix-template", options_.line_prefix, "TEXT",
       "Before each line: ${role_name}, ${local_rank}, ${rank}, ${hostname}\n('[rank ${rank}] ')");
@@ -275,6 +296,8 @@ int RunCommand::carry_out() {
   if (!remark.empty()) fmt::print(stderr, "lockstep: {}\n", remark);
   options_.redirects = launch::StreamChoice::parse("--redirects", redirects_);
   options_.tee = launch::StreamChoice::parse("--tee", tee_);
+  options_.out_filters = texts_of(out_filters_);
+  options_.err_filters = texts_of(err_filters_);
   options_.shown_ranks = numbers_of("--local-ranks-filter", shown_);
   // torchrun's word for no files.
   if (options_.log_dir == "/dev/null") options_.log_dir.clear();

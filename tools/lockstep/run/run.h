@@ -82,7 +82,7 @@ class RunCommand {
   RendezvousFlags rendezvous_;
   AccelerateFlags accelerate_;
   std::string bind_, numa_, allocator_ = "system";
-  std::string ranks_ = "1", redirects_ = "0", tee_ = "0", shown_;
+  std::string ranks_ = "1", redirects_ = "0", tee_ = "0", shown_, out_filters_, err_filters_;
   int port_ = 0;
   double grace_ = -1, shutdown_ = -1, accepted_number_ = 0;
   std::map<const CLI::Option*, int> given_;  // on the command line, and how often

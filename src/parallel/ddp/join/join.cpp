@@ -38,10 +38,6 @@ void Join::finish(const std::function<void()>& rest_of_step) {
     for (size_t i = 1; i < joinables_.size(); ++i) joinables_[i].get().shadow();
     if (rest_of_step) rest_of_step();
   }
-  // As the first one has done.
-  for (size_t i = 1; i < joinables_.size(); ++i) {
-    if (auto* ddp = dynamic_cast<Ddp*>(&joinables_[i].get())) ddp->average_held();
-  }
   for (Joinable& joinable : joinables_) joinable.leave();
 }
 

@@ -55,7 +55,7 @@ Json column(const std::vector<RankFigures>& ranks, const Value& value) {
   return all;
 }
 
-Json json_of(const StepReport& report, double now) {
+Json figures_of(const StepReport& report, double now) {
   Json line = header("step", now);
   line["step"] = report.step;
   if (report.steps != 1) line["steps"] = report.steps;
@@ -85,6 +85,16 @@ Json json_of(const StepReport& report, double now) {
   ranks["gpu_busy"] = column(report.ranks, [](const auto& r) {
     return r.gpu_busy < 0 ? Json(nullptr) : rounded(r.gpu_busy);
   });
+  return line;
+}
+
+Json json_of(const StepReport& report, double now) {
+  Json line = figures_of(report, now);
+  const Json own = Json::parse(report.keys, nullptr, /*allow_exceptions=*/false);
+  if (!own.is_object()) return line;
+  for (const auto& [key, value] : own.items()) {
+    if (!line.contains(key)) line[key] = value;
+  }
   return line;
 }
 
