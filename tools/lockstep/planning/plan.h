@@ -19,7 +19,8 @@ class PlanQuestion {
   // Of the command line. Throws ConfigError for what is missing or contradicts itself.
   train::RunConfig config() const;
   // Its nodes have as many devices as a run of `config` starts ranks on a host, where the command
-  // line gives no other number. Prints a warning where it was measured with another number of ranks.
+  // line gives no other number. Prints a warning where it was measured with another number of
+  // ranks.
   plan::Machine machine(const train::RunConfig& config) const;
   plan::ModelProfile profile(const train::RunConfig& config) const;
   plan::Training training(const train::RunConfig& given) const;
