@@ -228,9 +228,10 @@ TEST(Advice, AFileTakesWhatIsAdvised) {
   const std::string file = folder / "run.yaml", bench = folder / "machine.json";
   Machine machine = host(2);
   machine.device.reserved_bytes = 1;
-  std::ofstream(bench) << machine_json(machine);
   const auto advised = [&](const std::string& text, const std::string& flags) {
     std::ofstream(file) << text;
+    machine.devices_per_node = flags == "--ranks 1" ? 1 : 2;  // as they were measured
+    std::ofstream(bench) << machine_json(machine);
     const auto out =
         test::lockstep_tool(fmt::format("plan {} --machine {} --json {}", file, bench, flags));
     EXPECT_EQ(out.status, 3) << out.said;
