@@ -22,8 +22,6 @@ constexpr int64_t kAtOnce = 256 << 10;
 // Of a round, for each block.
 constexpr int64_t kBlockBytes = 16 << 10;
 
-int64_t rounded_up(int64_t value, int64_t unit) { return divided_up(value, unit) * unit; }
-
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 uint32_t kind_of(const DeviceCall& call) { return fnv1a<uint32_t>(call.notice.signature); }

@@ -15,7 +15,7 @@ constexpr int64_t kAlign = 4096;
 // How often a rank that only polls checks its peers.
 constexpr std::chrono::milliseconds kLook(10);
 
-int64_t aligned(int64_t bytes) { return divided_up(bytes, kAlign) * kAlign; }
+int64_t aligned(int64_t bytes) { return rounded_up(bytes, kAlign); }
 
 int64_t blocks_bytes(int size) { return aligned(size * static_cast<int64_t>(sizeof(RankBlock))); }
 int64_t mailbox_bytes(int size) { return aligned(Mailbox::bytes_for(size)); }

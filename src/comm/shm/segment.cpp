@@ -80,7 +80,7 @@ void take_pages(const Fd& fd, int64_t bytes) {
 
 int64_t page_rounded(int64_t bytes) {
   const int64_t unit = bytes >= kHugePage ? kHugePage : kPage;
-  return divided_up(bytes, unit) * unit;
+  return rounded_up(bytes, unit);
 }
 
 // Gives the file its size.

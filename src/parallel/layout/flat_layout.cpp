@@ -26,7 +26,7 @@ FlatLayout FlatLayout::packed(at::ScalarType dtype) {
 
 size_t FlatLayout::add(std::string name, int64_t numel) {
   members_.push_back({.name = std::move(name), .numel = numel, .begin = numel_});
-  const int64_t bytes = divided_up(numel * width_, alignment_) * alignment_;
+  const int64_t bytes = rounded_up(numel * width_, alignment_);
   numel_ += bytes / width_;
   return members_.size() - 1;
 }
