@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/hash/mix.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -80,6 +81,22 @@ std::string thrown_text() {
   } catch (...) {
     return "an exception that is not a std::exception";
   }
+}
+
+std::string told_text() {
+  try {
+    throw;
+  } catch (const ConfigError&) {
+    return "c" + thrown_text();
+  } catch (...) {
+    return "-" + thrown_text();
+  }
+}
+
+void throw_told(std::string_view told, std::string_view before) {
+  const auto text = fmt::format("{}{}", before, told.substr(1));
+  if (told.front() == 'c') throw ConfigError(text);
+  throw Error(text);
 }
 
 std::string beginning_of(std::string_view text) {

@@ -15,6 +15,10 @@ std::string first_line(const std::exception& error);
 
 // What the exception that is being handled says, without libtorch's backtrace.
 std::string thrown_text();
+// thrown_text() for other ranks, which throw it again by throw_told(): begins with a letter.
+std::string told_text();
+// Throws what another rank has told, `before` it: a ConfigError as such, all else as an Error.
+[[noreturn]] void throw_told(std::string_view told, std::string_view before = "");
 
 // The text; of one of more than 200 bytes the beginning, and how long it is.
 std::string beginning_of(std::string_view text);

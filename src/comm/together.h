@@ -30,19 +30,13 @@ void together(const Group& group, std::string_view address, const Step& step) {
   const CallOptions exchange{.label = address};
   try {
     step();
-  } catch (const ConfigError& error) {
-    give_up(group, std::string("c") + error.what(), exchange);
-    throw;
   } catch (...) {
-    give_up(group, "-" + thrown_text(), exchange);
+    give_up(group, told_text(), exchange);
     throw;
   }
   const auto texts = group.all_gather_bytes("", exchange);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank].empty()) continue;
-    const auto text = fmt::format("[{}] rank {}: {}", address, rank, texts[rank].substr(1));
-    if (texts[rank].front() == 'c') throw ConfigError(text);
-    throw Error(text);
+    if (!texts[rank].empty()) throw_told(texts[rank], fmt::format("[{}] rank {}: ", address, rank));
   }
 }
 

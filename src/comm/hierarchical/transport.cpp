@@ -227,8 +227,8 @@ Work HostThenNet::start(Request&& request) {
         TwoLevelWork::Chunks begun;
         for (Stages& chunk : chunks) begun.push_back(levels_->pipeline.add(std::move(chunk)));
         return Work(std::make_shared<TwoLevelWork>(levels_, operation, std::move(begun)));
-      } catch (const std::exception& error) {
-        levels_->abort_all(error.what());
+      } catch (const std::exception&) {
+        levels_->abort_all(thrown_text());
         return Work(std::make_shared<FailedWork>(std::current_exception()));
       }
     }

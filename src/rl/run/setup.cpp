@@ -147,18 +147,14 @@ std::string first_problem(const comm::Group& group, const std::string& mine,
 
 void agree_on(const comm::Group& group, const std::function<void()>& step,
               std::optional<std::chrono::milliseconds> timeout) {
-  std::string problem;  // behind a letter
+  std::string problem;
   try {
     step();
-  } catch (const ConfigError& error) {
-    problem = std::string("c") + error.what();
   } catch (...) {
-    problem = "-" + comm::thrown_text();
+    problem = comm::told_text();
   }
   const std::string first = first_problem(group, problem, timeout);
-  if (first.empty()) return;
-  if (first.front() == 'c') throw ConfigError(first.substr(1));
-  throw Error(first.substr(1));
+  if (!first.empty()) comm::throw_told(first);
 }
 
 void check_alike(const comm::Group& group, const RunOptions& mine) {

@@ -178,16 +178,13 @@ Locks prepare(const Files& files, const RunConfig& config, const Registry& regis
       if (!address.empty()) const MetricsServer probe(address);
       // Those of a run that is to be resumed stay until it is.
       if (found == Found::Nothing) replace_files(files, config, registry);
-    } catch (const ConfigError& error) {
-      fault = std::string("c") + error.what();
     } catch (...) {
-      fault = "-" + comm::thrown_text();
+      fault = comm::told_text();
     }
   }
   fault = world.group().broadcast_bytes(fault, 0, {.label = "run: folders"});
   if (fault.empty()) return locks;
-  if (fault[0] == 'c') throw ConfigError("[run] " + fault.substr(1));
-  throw Error("[run] " + fault.substr(1));
+  comm::throw_told(fault, "[run] ");
 }
 
 // The page of the run's folder, on rank 0, once its log is whole. The run can do without.
