@@ -74,9 +74,9 @@ TEST(RolloutEnds, ByItsCheck) {
   isolated([] {
     int calls = 0;
     const auto check = [&] {
-      if (++calls == 3) throw std::runtime_error("nobody waits");
+      if (++calls == 3) throw std::runtime_error("the others have stopped");
     };
-    EXPECT_EQ(message_of([&] { played_with(10, 200, check); }), "nobody waits");
+    EXPECT_EQ(message_of([&] { played_with(10, 200, check); }), "the others have stopped");
     EXPECT_EQ(calls, 3);
   });
 }

@@ -50,6 +50,9 @@ struct RolloutPlan {
   int64_t lanes = 1;              // those of the learner, LearnerOptions::lanes
   // How long a rank that has played waits for the others; none: as long as for any exchange.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+
+  // Of an episode, by its place in `episodes`.
+  int64_t lane_of(int64_t episode) const { return episode / group_size % lanes; }
 };
 
 // Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`,

@@ -54,7 +54,7 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
     std::vector<size_t> numbers;
     std::vector<Planned> episodes;
     for (size_t i = 0; i < plan.episodes.size(); ++i) {
-      if (static_cast<int64_t>(i) / plan.group_size % plan.lanes != lane) continue;
+      if (plan.lane_of(static_cast<int64_t>(i)) != lane) continue;
       numbers.push_back(i);
       episodes.push_back(plan.episodes[i]);
     }

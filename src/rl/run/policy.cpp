@@ -142,4 +142,9 @@ LearnerOptions learner_options(const RunOptions& o, int64_t vocabulary) {
           .narrow = o.precision == "bf16"};
 }
 
+Agreed agreed_on(const Rollout& rollout, const RunOptions& options) {
+  Learnt unused;
+  return agree(rollout, learner_options(options, 0), unused);
+}
+
 }  // namespace lockstep::rl

@@ -10,6 +10,7 @@
 #include "lockstep/rl/episode.h"
 #include "lockstep/rl/learner.h"
 #include "lockstep/rl/run.h"
+#include "rl/policy/agreed.h"
 
 namespace lockstep::rl {
 
@@ -43,5 +44,7 @@ ReferencePlace reference_place(const RunOptions& options);
 bool uses_fsdp(const RunOptions& options);
 
 LearnerOptions learner_options(const RunOptions& options, int64_t vocabulary);
+// What a learner of these options learns of an iteration's episodes.
+Agreed agreed_on(const Rollout& rollout, const RunOptions& options);
 
 }  // namespace lockstep::rl

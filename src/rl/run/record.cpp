@@ -207,8 +207,7 @@ std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& l
 std::string keys_of(const Rollout& rollout, const RolloutPlan& plan, const Unit& unit,
                     const RunOptions& options, const Learnt& learnt, int ranks) {
   const auto means = figures_of(rollout, learnt, unit.stage);
-  Learnt unused;
-  const Agreed agreed = agree(rollout, learner_options(options, 0), unused);
+  const Agreed agreed = agreed_on(rollout, options);
   double squares = 0, tokens = 0, count = 0;
   int64_t dropped = 0;
   Json ends = Json::object();
@@ -216,7 +215,7 @@ std::string keys_of(const Rollout& rollout, const RolloutPlan& plan, const Unit&
   for (size_t i = 0; i < rollout.outcomes.size(); ++i) {
     const auto& one = rollout.outcomes[i];
     const auto number = static_cast<int64_t>(i);
-    of_lanes[static_cast<size_t>(number / plan.group_size % plan.lanes)] += one.seconds;
+    of_lanes[static_cast<size_t>(plan.lane_of(number))] += one.seconds;
     if (number % plan.group_size == 0) {
       const auto first = agreed.kept.begin() + number;
       if (std::all_of(first, first + plan.group_size, [](auto kept) { return kept == 0; })) {

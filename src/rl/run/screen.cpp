@@ -46,7 +46,7 @@ RolloutLine::RolloutLine(Screen& screen, std::string what, const RolloutPlan& pl
     : screen_(screen), what_(std::move(what)) {
   const auto lanes = Shard{group.rank(), group.size()}.of(plan.lanes);
   for (int64_t i = 0; i < std::ssize(plan.episodes); ++i) {
-    const int64_t lane = i / plan.group_size % plan.lanes;
+    const int64_t lane = plan.lane_of(i);
     before_.episodes += lane >= lanes.begin && lane < lanes.end;
   }
   what_ += group.size() > 1 ? ": rank 0 has played" : ": played";

@@ -13,7 +13,6 @@
 #include <string_view>
 
 #include "lockstep/core/log.h"
-#include "rl/policy/agreed.h"
 #include "rl/run/policy.h"
 
 namespace lockstep::rl {
@@ -46,7 +45,7 @@ std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& u
   out["split"] = played.planned.task.split;
   out["id"] = played.planned.task.id;
   out["sample"] = number % plan.group_size;
-  out["lane"] = number / plan.group_size % plan.lanes;
+  out["lane"] = plan.lane_of(number);
   out["key"] = played.planned.key;
   out["messages"] = Json::array();
   for (const auto& message : played.log) out["messages"].push_back(message_json(message));
@@ -91,8 +90,7 @@ std::vector<std::string> trajectory_lines(const Rollout& rollout, const RolloutP
   const bool learns = unit.kind == Unit::Kind::Learn;
   const bool all = learns || options.log_all;
   Agreed agreed;
-  Learnt unused;
-  if (learns && options.use_grpo) agreed = agree(rollout, learner_options(options, 0), unused);
+  if (learns && options.use_grpo) agreed = agreed_on(rollout, options);
   std::string mine;
   for (size_t lane = 0; lane < rollout.numbers.size(); ++lane) {
     for (size_t i = 0; i < rollout.numbers[lane].size(); ++i) {
