@@ -25,6 +25,10 @@ constexpr std::pair<std::string_view, const char*> kOtherVariables[] = {
     {"LOG_LINE_PREFIX_TEMPLATE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"}};
 
 constexpr const char* kNoPython = "it is about Python programs";
+constexpr const char* kFsdpOnly =
+    "models are divided by Fsdp only (docs/fsdp.md); there is no tensor, context or sequence "
+    "parallelism";
+constexpr const char* kNoMegatron = "Megatron is not supported";
 
 class Formatter : public CLI::Formatter {
  public:
@@ -121,18 +125,14 @@ std::string about_family(std::string name) {
   std::replace(name.begin(), name.end(), '-', '_');
   static constexpr std::pair<const char*, const char*> kFamilies[] = {
       {"__fp8_", "fp8 is not supported: --mixed_precision takes no, fp16 and bf16"},
-      {"__dynamo_", "it is about Python programs"},
-      {"__parallelism_config_",
-       "models are divided by Fsdp only (docs/fsdp.md); there is no tensor, context or sequence "
-       "parallelism"},
-      {"__use_parallelism_config",
-       "models are divided by Fsdp only (docs/fsdp.md); there is no tensor, context or sequence "
-       "parallelism"},
+      {"__dynamo_", kNoPython},
+      {"__parallelism_config_", kFsdpOnly},
+      {"__use_parallelism_config", kFsdpOnly},
       {"__deepspeed_",
        "DeepSpeed is not supported: Fsdp and ZeroOptimizer shard what its stages "
        "shard (docs/fsdp.md)"},
-      {"__megatron_lm_", "Megatron is not supported"},
-      {"__use_megatron_lm", "Megatron is not supported"},
+      {"__megatron_lm_", kNoMegatron},
+      {"__use_megatron_lm", kNoMegatron},
       {"__mpirun_hostfile",
        "mpirun PROGRAM starts a program without a launcher (docs/launching.md, Started by others)"},
       {"__tpu", "TPUs are not supported"},
