@@ -4,9 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/functional.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -14,6 +11,7 @@
 #include <optional>
 
 #include "lockstep/core/error.h"
+#include "lockstep/models/mlp.h"
 #include "lockstep/parallel/ddp.h"
 #include "plan/measure/timing.h"
 #include "plan/words.h"
@@ -36,11 +34,7 @@ void check(const comm::World& world) {
 double seconds_of_step(const comm::World& world, const comm::Group* group,
                        const std::vector<int64_t>& widths, int64_t batch, double budget) {
   torch::manual_seed(1);  // the same weights on all ranks
-  torch::nn::Sequential net;
-  for (size_t i = 0; i + 1 < widths.size(); ++i) {
-    if (i > 0) net->push_back(torch::nn::ReLU());
-    net->push_back(torch::nn::Linear(widths[i], widths[i + 1]));
-  }
+  models::Mlp net(models::MlpOptions{.sizes = widths});
   std::optional<parallel::Ddp> ddp;
   if (group != nullptr) ddp.emplace(net, *group);
   torch::optim::SGD sgd(net->parameters(), 1e-3);
