@@ -96,7 +96,8 @@ TEST(CostModel, MeasuredCollectivesGoBeforeTheTable) {
 }
 
 // Fsdp's ranks meet before a forward, add up the gradients of the one unit, and tell each other of
-// the backward; Ddp has one bucket. On a busy machine a call takes as long, whatever it moves.
+// the backward; Ddp has one bucket. On a busy machine each call takes the same time, for few bytes
+// and for many.
 TEST(CostModel, EveryCallOfAStepTakesItsTime) {
   constexpr double kCall = 1e-3;
   Machine machine = this_host();

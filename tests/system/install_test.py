@@ -159,7 +159,7 @@ def test_a_project_with_the_sources_in_it(folder):
 
 
 def test_flags_of_a_project_with_the_sources_in_it(folder):
-    """isfinite() works, symbols are exported and warnings are no errors, whatever flags the outer project has."""
+    """isfinite() works, symbols are exported and warnings are not errors, whatever flags the outer project has."""
     build = folder + "/build"
     with_sources(build, "lockstep", "-DCMAKE_CXX_FLAGS=-ffast-math -Wsign-conversion -Werror",
                  "-DCMAKE_CXX_VISIBILITY_PRESET=hidden",

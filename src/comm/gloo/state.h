@@ -29,7 +29,7 @@ class GlooState final : public GroupHealth {
   // Ends all operations, here and on every rank that is connected to this one.
   void close() noexcept;
 
-  // Calls that were started, in their order, until nobody waits for them any more. Any thread.
+  // Calls that were started, in their order, until they are over or dropped. Any thread.
   struct Started {
     Notice notice;
     std::vector<WireWork> works;

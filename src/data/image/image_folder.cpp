@@ -26,8 +26,8 @@ bool is_image(const fs::path& file) {
   return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
 }
 
-// A link to a folder that it lies in would be followed for ever, or until there are too many links.
-// It was found below `folder`, whose own path may have gone through others by "..".
+// A link to a folder that it lies in would be followed again and again, until there are too many
+// links. It was found below `folder`, whose own path may have gone through others by "..".
 void refuse_loop(const fs::path& link, const fs::path& folder) {
   const fs::path way = link.parent_path().lexically_relative(folder);
   for (fs::path place = fs::canonical(folder) / way;; place = place.parent_path()) {

@@ -23,7 +23,8 @@ using checkpoint::stateful_values;
 using checkpoint::value_of;
 using checkpoint::Values;
 
-bool is_number(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
+// Else it counts.
+bool has_mean(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
 
 class HookOfRank : public Stateful {
  public:
@@ -45,7 +46,7 @@ class HookOfRank : public Stateful {
     State state{.others = {"rank-*"}};
     // A hook that counts its passes always has a state: this one was not saved, and the caller says
     // so. Another may have had none yet.
-    const auto counts = [](const auto& item) { return !is_number(item.second.scalar_type()); };
+    const auto counts = [](const auto& item) { return !has_mean(item.second.scalar_type()); };
     is_missing_ = saved.tensors.empty() && std::ranges::any_of(hook_.state(), counts);
     if (is_missing_) return this->state({});
     const auto want = [&](int rank) {
@@ -97,7 +98,7 @@ class HookOfRank : public Stateful {
 
   // Not the sum over ranks, like an error left to send, but the same on all.
   bool is_common(const std::string& name, at::ScalarType type) const {
-    return !is_number(type) || hook_.is_same_on_all(name);
+    return !has_mean(type) || hook_.is_same_on_all(name);
   }
 
   // A mean is of tensors that are alike.

@@ -187,7 +187,7 @@ TEST_F(SlurmTest, LaunchersInPodsOfATrainingOperatorRunOneJob) {
   EXPECT_EQ(rendezvous->node_rank, 1);
   EXPECT_EQ(rendezvous->endpoint, "train-master-0:23456");
   EXPECT_EQ(remark_on_pods(), "");
-  // Without a secret they cannot, and are told so.
+  // Without a token they start a job each, with a warning.
   variables_["LOCKSTEP_TOKEN"] = "";
   found();
   EXPECT_FALSE(Rendezvous::from_pods().has_value());

@@ -90,6 +90,7 @@ Json figures_of(const StepReport& report, double now) {
 
 Json json_of(const StepReport& report, double now) {
   Json line = figures_of(report, now);
+  if (report.keys.empty()) return line;
   const Json own = Json::parse(report.keys, nullptr, /*allow_exceptions=*/false);
   if (!own.is_object()) return line;
   for (const auto& [key, value] : own.items()) {
