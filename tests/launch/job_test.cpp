@@ -31,6 +31,8 @@
 #include "core/control.h"
 #include "core/files/fd.h"
 #include "core/flight/segment.h"
+#include "core/process/stat.h"
+#include "launch/process/orphan_reaper.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/preemption.h"
@@ -389,6 +391,26 @@ int overflow() {
   return descend(0);
 }
 
+// `test_launch rank reapers`: of an outer job. Counts the orphan reapers of inner launchers that
+// show its mark when they have been made.
+int reapers() {
+  const std::string mark =
+      std::string(OrphanReaper::kVariable) + "=" + *env_text(OrphanReaper::kVariable);
+  int marked = 0;
+  for (int i = 0; i < 50; ++i) {
+    const OrphanReaper reaper("inner");
+    for (const auto& one : std::filesystem::directory_iterator("/proc")) {
+      const auto stat = process_stat(std::atoi(one.path().filename().c_str()));
+      if (!stat || stat->parent != getpid()) continue;
+      std::ifstream file(one.path() / "environ");
+      const std::string text(std::istreambuf_iterator<char>(file), {});
+      if (text.find(mark) != std::string::npos) ++marked;
+    }
+  }
+  fmt::print("{} of 50 were marked\n", marked);
+  return 0;
+}
+
 // `test_launch rank crash`: rank 1 writes to an address that is nobody's.
 int crash() {
   announce("barrier", 0);
@@ -411,6 +433,7 @@ int main(int argc, char** argv) {
     if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
     if (mode == "kept_in") return lockstep::launch::testing::kept_in();
+    if (mode == "reapers") return lockstep::launch::testing::reapers();
     if (mode == "headless") return lockstep::launch::testing::headless();
     if (mode == "preempted" || mode == "requeued") {
       return lockstep::launch::testing::preempted(mode == "requeued");

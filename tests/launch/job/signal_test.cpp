@@ -142,6 +142,12 @@ TEST_F(SignalTest, SoDoThoseOfAJobThatARankHasStarted) {
   EXPECT_EQ(job.wait().exit_code, 128 + SIGKILL);
 }
 
+// Else the outer job's reaper might end one beside its launcher, and leave the inner ranks'
+// children.
+TEST_F(SignalTest, TheReaperOfAnInnerJobHidesTheOuterMarkBeforeRanksStart) {
+  EXPECT_THAT(Job(rank_args("reapers")).wait().out, HasSubstr("[rank 0] 0 of 50 were marked\n"));
+}
+
 TEST_F(SignalTest, AKilledLauncherEndsNoOtherJob) {
   Presence other;
   Job bystander(sleepers("60"), {.environment = {{"FIFO", other.path()}}});
