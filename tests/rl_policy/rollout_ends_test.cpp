@@ -109,7 +109,12 @@ TEST(RolloutEnds, AtOnceWhereOneRankFails) {
           [](World& world) {
             const rl::RolloutPlan plan{.episodes = std::vector<rl::Planned>(6), .lanes = 3};
             const auto play = [&](const auto& episodes) {
-              if (world.rank() == 1) throw std::runtime_error("no reward for task 7");
+              const at::Tensor plays = at::zeros({1});
+              if (world.rank() == 1) {
+                for (const int other : {0, 2}) world.group().recv(plays, other).wait();
+                throw std::runtime_error("no reward for task 7");
+              }
+              world.group().send(plays, 1).wait();
               while (world.rank() == 0 && !world.group().failure()) std::this_thread::yield();
               return std::vector<rl::Played>(episodes.size());
             };
