@@ -86,6 +86,9 @@ def test_mpirun_over_two_hosts(folder):
                      [*MPICH, "-hosts", "host1:2,host2:2", "-launcher", "ssh", "-launcher-exec", two.agent])
         for mpirun in launchers:
             expect_tour(two.mpirun(mpirun, "-n", 4, BIN / "collectives"), 4, hosts=2)
+            # They have a secret, too, by which they encrypt.
+            tls = ["-x", "LOCKSTEP_TLS"] if mpirun[0] == OPEN_MPI[0] else []
+            expect_tour(two.mpirun(mpirun, *tls, "-n", 4, BIN / "collectives", LOCKSTEP_TLS="1"), 4, hosts=2)
             # Whoever knows better says so.
             given = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT"] if mpirun[0] == OPEN_MPI[0] else []
             done = two.mpirun(mpirun, *given, "-n", 2, "-map-by" if given else "-ppn", "node" if given else 1,
@@ -164,14 +167,21 @@ def test_slurm(folder):
         done = cluster.client("srun", "-N1", "-n1", BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "collectives")
         done.expect(out=r"^\[rank 0\] 2 ranks on 1 host")
         expect_tour(cluster.client("srun", "--mpi=pmi2", "-N2", "-n4", BIN / "collectives"), 4, hosts=2)
+        # Tasks have a secret, too, by which they encrypt; without MUNGE they have to be given one.
+        encrypted = {"LOCKSTEP_TLS": "1", "LOCKSTEP_TIMEOUT": "60"}
+        expect_tour(cluster.client("srun", "-N2", "-n4", BIN / "collectives", **encrypted), 4, hosts=2)
+        done = cluster.client("srun", "-N2", "-n4", "env", "SLURM_CONF=/nowhere", BIN / "collectives", **encrypted)
+        done.expect(err=r"the ranks share no secret")
+        expect_tour(cluster.client("srun", "-N2", "-n4", "env", "SLURM_CONF=/nowhere", BIN / "collectives"), 4, hosts=2)
         # A launcher on each node, which need not be told where the others are.
         launcher = [BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "collectives"]
         token = {"LOCKSTEP_TOKEN": "a token that only this test knows"}
-        done = cluster.client("srun", "-N2", "--ntasks-per-node=1", *launcher, **token)
-        done.expect(out=r"^\[rank 0\] 4 ranks on 2 hosts")
-        # Without a secret, or with several on a node, they say what to write.
-        done = cluster.client("srun", "-N2", "--ntasks-per-node=1", *launcher)
-        done.expect(2, err=r"export LOCKSTEP_TOKEN=\$\(openssl rand -hex 32\) before srun")
+        for given in (token, {}):
+            done = cluster.client("srun", "-N2", "--ntasks-per-node=1", *launcher, **given)
+            done.expect(out=r"^\[rank 0\] 4 ranks on 2 hosts")
+        # Without a secret and MUNGE, or with several on a node, they say what to write.
+        done = cluster.client("srun", "-N2", "--ntasks-per-node=1", "env", "SLURM_CONF=/nowhere", *launcher)
+        done.expect(2, err=r"export LOCKSTEP_TOKEN=\$\(openssl rand -hex 32\) before srun \(with MUNGE .*munge.socket")
         done = cluster.client("srun", "-N2", "-n4", *launcher, **token)
         done.expect(2, err=r"srun has started 4 launchers on 2 nodes .*srun --ntasks-per-node=1 lockstep run")
         # A job of two parts, whose nodes the step's lists have in another order.
@@ -193,6 +203,37 @@ def test_slurm(folder):
         cluster.client("sbatch", "-W", "-n4", "-o", folder + "/out", script).expect()
         assert "done" in (text := pathlib.Path(folder, "out").read_text()), text
         assert "start the program with srun" in text, text
+
+
+# As a launcher that asks for the job's secret. Prints how many bytes came back.
+ASK = """
+import socket, struct, subprocess, sys
+user, munge, port, job = sys.argv[1:]
+request = f"lockstep secret 1\\n{job}\\n{64 * '0'}\\n"
+seal = ["setpriv", "--reuid", user, "--clear-groups", "munge", "--socket", munge, "--string", request]
+credential = subprocess.run(seal, check=True, stdout=subprocess.PIPE).stdout.strip()
+with socket.create_connection(("10.77.0.1", int(port)), timeout=30) as server:
+    server.sendall(struct.pack("<I", len(credential)) + credential)
+    answer = b"".join(iter(lambda: server.recv(4096), b""))
+print("bytes:", len(answer))
+"""
+
+
+def test_slurms_launchers_give_the_secret_to_their_user_alone(folder):
+    with Cluster(folder) as cluster:
+        job = cluster.start("srun", "-N2", "--ntasks-per-node=1", BIN / "lockstep", "run", "--verbose",
+                            "sh", "-c", "echo here; exec sleep 1000")
+        port = re.search(r"\d+$", cluster.await_line(job, "launchers of this user get one at port")).group()
+        cluster.await_line(job, r"\[rank 1\] here")
+
+        def ask(user, job_id):
+            return cluster.client(sys.executable, "-c", ASK, user, cluster.slurm + "/munge/socket", port, job_id)
+
+        ask("0", "slurm-1.0").expect(out=r"^bytes: [1-9]\d\d")
+        ask("65534", "slurm-1.0").expect(out=r"^bytes: 0")
+        ask("0", "slurm-1.1").expect(out=r"^bytes: 0")
+        job.terminate()
+        job.communicate(timeout=LIMIT_S)
 
 
 def test_slurms_sample_script(folder):

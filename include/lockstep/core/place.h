@@ -23,6 +23,8 @@ struct Place {
   std::string source = {};
   // Tells apart jobs, and attempts of one job, that use the same address.
   std::string job = "job";
+  // Under mpirun over several hosts: the ranks' secret, where LOCKSTEP_TOKEN gives them none.
+  std::string secret = {};
 
   // "rank 1 of 4 (Slurm), meeting at node1:23456"
   std::string describe() const;

@@ -19,6 +19,7 @@
 #include "comm/world/connect.h"
 #include "comm/world/rendezvous.h"
 #include "core/network/address.h"
+#include "core/place/secret.h"
 #include "core/process/descriptors.h"
 #include "core/process/own_process.h"
 #include "core/process/standard_streams.h"
@@ -82,7 +83,7 @@ bool listens_at(int fd, int port) {
 }
 
 // The store, under keys that belong to this attempt of the job and this world of the process.
-Store meet_at_store(const Place& place, const WorldOptions& world) {
+Store meet_at_store(const Place& place, const WorldOptions& world, const Asked& asked) {
   StoreOptions options{.host = place.host,
                        .port = place.port,
                        .for_others = !place.local_size || *place.local_size < place.size,
@@ -91,7 +92,7 @@ Store meet_at_store(const Place& place, const WorldOptions& world) {
   const bool of_torchrun = env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   options.server = place.rank == 0 && !of_torchrun;
   // Python's clients and servers have no use for a key.
-  if (!of_torchrun && !world.python_peers) options.key = job_key_from_env(place.job);
+  if (!of_torchrun && !world.python_peers) options.key = common_key(asked, place.job);
   static bool took_socket = false;
   if (options.server && !took_socket) {
     const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
@@ -180,6 +181,10 @@ World World::from_env(WorldOptions options) {
                   .over_tcp = over_tcp,
                   .tls = options.tls,
                   .timeout = options.timeout};
+  // Held until the ranks have met.
+  AgreedSecret agreed;
+  if (place.size > 1 && !options.python_peers) agreed = agreed_secret(place, options.timeout);
+  transport.secret = agreed.text;
   // One rank sends nothing, and is often started without a launcher.
   if (place.size == 1) env_int("LOCKSTEP_TLS", 0, 1);  // throws
   if (place.size > 1) transport.tls_key = tls_key_from_env(transport, place.job);
@@ -201,7 +206,7 @@ World World::from_env(WorldOptions options) {
   const auto state = not_for_children(std::make_shared<State>());
   state->rank = place.rank;
   state->size = place.size;
-  const Store store = meet_at_store(place, options);
+  const Store store = meet_at_store(place, options, transport);
   state->store = store;
   if (options.python_peers) {
     state->keys = keys_in(store.prefix("lockstep/user"), options.timeout);

@@ -13,7 +13,9 @@
 
 #include "core/network/address.h"
 #include "core/place/exchange.h"
+#include "core/place/secret.h"
 #include "core/place/sources.h"
+#include "core/security/token.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep {
@@ -83,6 +85,7 @@ void meet_over_mpirun(Place& place) {
     place.port = local_address(socket->get()).port();
     place.listen_fd = socket->release();
     word = fmt::format("{}:{}", place.host, place.port);
+    if (!has_given_secret()) word += ":" + hex_of(random_bytes());
   }
   const auto timeout =
       std::chrono::seconds(env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600).value_or(300));
@@ -90,14 +93,15 @@ void meet_over_mpirun(Place& place) {
       place.source == "MPICH"
           ? exchange_over_pmi(required("PMI_FD", "PMI_RANK", 3, kMostRanks), word, timeout)
           : exchange_over_pmix(word, timeout);
-  const size_t colon = heard.rfind(':');
-  const char* const end = heard.data() + heard.size();
+  const size_t colon = heard.find(':'), second = std::min(heard.find(':', colon + 1), heard.size());
+  const char* const end = heard.data() + second;
   if (colon == std::string::npos ||
       std::from_chars(heard.data() + colon + 1, end, place.port).ptr != end || place.port < 1 ||
       place.port > 65535) {
-    contradiction("rank 0 is said to be at '{}'", heard);
+    contradiction("rank 0 is said to be at '{}'", heard.substr(0, second));
   }
   place.host = heard.substr(0, colon);
+  if (second < heard.size()) place.secret = heard.substr(second + 1);
 }
 
 }  // namespace lockstep

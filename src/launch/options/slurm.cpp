@@ -5,6 +5,7 @@
 
 #include "core/place/node_list.h"
 #include "core/place/sources.h"
+#include "core/security/munge.h"
 #include "launch/rendezvous/host.h"
 #include "launch/rendezvous/rendezvous.h"
 #include "lockstep/core/environment.h"
@@ -19,6 +20,25 @@ bool is_somebody_elses() {
     if (env_text(name)) return true;
   }
   return false;
+}
+
+// Launchers without a token need it.
+void check_munge(int tasks) {
+  try {
+    static_cast<void>(munge::seal(""));
+  } catch (const Error& error) {
+    const std::string passed_on = env_text("SLURM_EXPORT_ENV").value_or("ALL");
+    throw ConfigError(fmt::format(
+        "[run] srun has started {} launchers, which prove to each other that they belong together "
+        "by a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun{} "
+        "(with MUNGE on this host they would do without: {})",
+        tasks,
+        passed_on.starts_with("ALL") ? ""
+                                     : fmt::format(", which passes it on with --export=ALL "
+                                                   "(SLURM_EXPORT_ENV={} keeps it back)",
+                                                   passed_on),
+        error.what()));
+  }
 }
 
 }  // namespace
@@ -63,19 +83,12 @@ std::optional<Rendezvous> Rendezvous::from_slurm() {
         "or srun PROGRAM, a task for each rank and no launcher",
         tasks, each.size(), each.size() == 1 ? "" : "s", "SLURM_STEP_TASKS_PER_NODE", *counts));
   }
-  if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) {
-    const std::string passed_on = env_text("SLURM_EXPORT_ENV").value_or("ALL");
-    throw ConfigError(fmt::format(
-        "[run] srun has started {} launchers, which prove to each other that they belong together "
-        "by a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun{}",
-        tasks,
-        passed_on.starts_with("ALL") ? ""
-                                     : fmt::format(", which passes it on with --export=ALL "
-                                                   "(SLURM_EXPORT_ENV={} keeps it back)",
-                                                   passed_on)));
-  }
   const std::string id = fmt::format("slurm-{}.{}", env_text("SLURM_JOB_ID").value_or("0"), *step);
   Rendezvous rendezvous;
+  if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) {
+    check_munge(tasks);
+    rendezvous.secret_port = static_cast<uint16_t>(port_of(id + "/secret"));
+  }
   rendezvous.min_nodes = rendezvous.max_nodes = tasks;
   rendezvous.node_rank = slurm_node();
   if (*rendezvous.node_rank >= tasks) {

@@ -6,11 +6,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include "core/control.h"
+#include "core/security/job_secret.h"
 #include "launch/job/attempt.h"
 #include "launch/job/late.h"
+#include "launch/process/aside.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/coordinator/job_spec.h"
 #include "lockstep/core/preemption.h"
@@ -338,19 +341,60 @@ int run_here(Session& session, const Keys& keys, Rendezvous rendezvous) {
   }
 }
 
+// Node 0's launcher makes it, and serves it from now on; the others ask there. Nothing when a
+// signal came first, which is in `outcome`.
+std::optional<Token> exchanged_token(Session& session, const Rendezvous& rendezvous,
+                                     std::optional<SecretServer>& server, Outcome& outcome) {
+  const std::string& job = rendezvous.run_id;
+  const uint16_t port = *rendezvous.secret_port;
+  static constexpr const char* kAdvice =
+      "; write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun";
+  if (rendezvous.node_rank == 0) {
+    const std::string secret = hex_of(random_bytes());
+    try {
+      server.emplace(port, job, secret);
+    } catch (const Error& error) {
+      throw ConfigError(fmt::format("[run] {}{}", error.what(), kAdvice));
+    }
+    session.tell(fmt::format("no LOCKSTEP_TOKEN: launchers of this user get one at port {}", port));
+    return Token(secret);
+  }
+  const auto secret = std::make_shared<std::string>();
+  const auto ask = [secret, host = meeting_place(rendezvous).host, port, job,
+                    timeout = rendezvous.join_timeout] {
+    try {
+      *secret = ask_for_secret(host, port, job, timeout);
+    } catch (const CommError& error) {
+      throw ConfigError(fmt::format("[run] {}{}", error.what(), kAdvice));
+    }
+  };
+  if (!do_aside(session, nullptr, outcome, ask)) return std::nullopt;
+  return Token(*secret);
+}
+
 }  // namespace
 
 int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   meeting_place(rendezvous);
-  const Token token = Token::from_env();
+  std::optional<Token> token;
+  if (!rendezvous.secret_port) token = Token::from_env();
   conceal("LOCKSTEP_TOKEN");
   Options options = given;
   if (options.run_id.empty())
     options.run_id = rendezvous.run_id;  // a random one would differ on each host
   Session session(options);
-  Keys keys = Keys::of(token, options.run_id);
-  keys.use_tls = rendezvous.tls;
-  return session.run([&] { return run_here(session, keys, rendezvous); });
+  std::optional<SecretServer> server;
+  return session.run([&] {
+    Outcome outcome;
+    if (!token) token = exchanged_token(session, rendezvous, server, outcome);
+    if (outcome.signal) {
+      session.drain(outcome.signal);
+      return exit_code_of_signal(*outcome.signal);
+    }
+    Keys keys = Keys::of(*token, options.run_id);
+    keys.use_tls = rendezvous.tls;
+    return run_here(session, keys, rendezvous);
+  });
 }
 
 }  // namespace lockstep::launch

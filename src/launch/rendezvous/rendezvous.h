@@ -33,6 +33,9 @@ struct Rendezvous {
   std::optional<int> spares = std::nullopt;
   // TORCHELASTIC_RUN_ID where the options give none.
   std::string run_id = "none";
+  // Where the job has no token: the port of node 0's host at which its launcher hands out one to
+  // launchers of its user and job (core/security/job_secret.h).
+  std::optional<uint16_t> secret_port = std::nullopt;
 
   // --rdzv-conf: docs/launching.md has the keys.
   std::chrono::milliseconds join_timeout{600'000};
@@ -43,7 +46,8 @@ struct Rendezvous {
 
   // That of the launchers which one srun of Slurm has started, one on each of several nodes;
   // nothing for a single task, and where another launcher has started this process. Throws
-  // ConfigError, with what to write, when several are on one node or the job has no token.
+  // ConfigError, with what to write, when several are on one node, or when the job has no token and
+  // this host no MUNGE.
   static std::optional<Rendezvous> from_slurm();
   // That of the launchers in the pods of a training operator of Kubernetes, one in each: RANK and
   // WORLD_SIZE count pods where there is no LOCAL_RANK. Nothing without a token, since a shell may
@@ -74,7 +78,7 @@ void refuse_launchers_of_mpirun();
 
 // As run(), on this host and with the launchers of others; on every host the root cause of a
 // failure is named, and the exit status is its rank's. The token of the job comes from
-// LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE.
+// LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE, or is handed out at Rendezvous::secret_port.
 int run_on_hosts(const Options& options, const Rendezvous& rendezvous);
 
 // What run_on_hosts() would start on this host, for people. Throws ConfigError and StartError as it

@@ -21,6 +21,7 @@ using ::testing::HasSubstr;
 // The second of two launchers, one on each node, for one test.
 class SlurmTest : public ::testing::Test {
  protected:
+  const test::Folder folder_;
   std::map<std::string, std::string> variables_ = {{"SLURM_JOB_ID", "77"},
                                                    {"SLURM_STEP_ID", "1"},
                                                    {"SLURM_PROCID", "1"},
@@ -37,6 +38,8 @@ class SlurmTest : public ::testing::Test {
           "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}) {
       unsetenv(name);
     }
+    setenv("SLURM_CONF", (folder_ / "slurm.conf").c_str(), 1);
+    std::ofstream(folder_ / "slurm.conf") << "AuthInfo=socket=/no/munge\n";
   }
   ~SlurmTest() override {
     for (const auto& [name, value] : variables_) unsetenv(name.c_str());
@@ -221,6 +224,7 @@ TEST_F(SlurmTest, SeveralOnANodeAreRefusedWithWhatToWrite) {
 TEST_F(SlurmTest, AMissingSecretIsRefusedWithWhatToWrite) {
   variables_["LOCKSTEP_TOKEN"] = "";
   expect_refused("write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun");
+  expect_refused("(with MUNGE on this host they would do without: ");
   variables_["SLURM_EXPORT_ENV"] = "NONE";
   expect_refused("before srun, which passes it on with --export=ALL (SLURM_EXPORT_ENV=NONE keeps");
 }
