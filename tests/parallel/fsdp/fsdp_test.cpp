@@ -1,6 +1,8 @@
 // A model that is divided among the ranks trains to the bits of the same model under Ddp.
 #include "lockstep/parallel/fsdp.h"
 
+#include <ATen/record_function.h>
+
 #include "lockstep/parallel/fused_adam.h"
 #include "parallel/fsdp/models.h"
 #include "support/spawn.h"
@@ -180,6 +182,32 @@ TEST(Fsdp, ClipsByTheNormOfAllRanksAlikeOnAnyNumberOfThem) {
       EXPECT_EQ(one_unit.clip_grad_norm_(0.01).item<double>(), norm);
     });
   }
+}
+
+int64_t operators = 0;
+
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction&) {
+  ++operators;
+  return nullptr;
+}
+
+// One for each thousand elements took 25 times as long as the norm of a Ddp's gradients.
+TEST(Fsdp, ClipsByAsManyOperatorsInLargeModelsAsInSmallOnes) {
+  spawn(1, [](World& world) {
+    std::vector<int64_t> counts;
+    for (const int64_t width : {64, 512}) {
+      torch::nn::Linear net(width, width);
+      Fsdp fsdp(net, world.group());
+      parallel::call(net, at::ones({1, width})).sum().backward();
+      operators = 0;
+      const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator));
+      EXPECT_GT(fsdp.clip_grad_norm_(1e9).item<double>(), 0);
+      at::removeCallback(handle);
+      counts.push_back(operators);
+    }
+    EXPECT_GT(counts[0], 0);
+    EXPECT_EQ(counts[0], counts[1]);
+  });
 }
 
 }  // namespace
