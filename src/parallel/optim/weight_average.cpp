@@ -1,5 +1,8 @@
 #include "lockstep/parallel/weight_average.h"
 
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
@@ -35,7 +38,28 @@ void check_decay(double decay, std::string_view what) {
 // Every operation rounds each element by itself, wherever it lies: an addition with a factor would
 // be fused or not, as vectors end.
 void move_towards(at::Tensor& average, const at::Tensor& weight, double by) {
-  average.add_(weight.to(average.scalar_type()).sub(average).mul_(by));
+  const bool is_flat = average.is_cpu() && average.is_floating_point() &&
+                       average.is_non_overlapping_and_dense() &&
+                       weight.strides() == average.strides();
+  if (!is_flat) {
+    average.add_(weight.to(average.scalar_type()).sub(average).mul_(by));
+    return;
+  }
+  // The same without memory for what is between.
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, weight.scalar_type(), "weight average", [&] {
+        using Average = at::opmath_type<scalar_t>;
+        Average* const averages = average.data_ptr<Average>();
+        const scalar_t* const weights = weight.const_data_ptr<scalar_t>();
+        const auto factor = static_cast<Average>(by);
+        at::parallel_for(
+            0, average.numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+              for (int64_t i = begin; i < end; ++i) {
+                const Average difference = static_cast<Average>(weights[i]) - averages[i];
+                averages[i] += difference * factor;
+              }
+            });
+      });
 }
 
 }  // namespace
