@@ -9,7 +9,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr uint32_t kMagic = 0x4C530100;  // and the kind
+constexpr uint32_t kFrameMagic = 0x4C530100;  // and the kind
 
 template <class T>
 void put(std::string& text, T value) {
@@ -42,7 +42,7 @@ int64_t most_bytes(NetKind kind) {
 std::string NetFrame::packed() const {
   std::string text;
   text.reserve(kBytes);
-  put(text, kMagic | static_cast<uint32_t>(kind));
+  put(text, kFrameMagic | static_cast<uint32_t>(kind));
   put(text, checksum);
   put(text, group);
   put(text, key.lane);
@@ -64,7 +64,7 @@ NetFrame NetFrame::unpacked(const char* from) {
   take(from, frame.key.part);
   take(from, nothing);
   take(from, frame.bytes);
-  const uint32_t kind = magic ^ kMagic;
+  const uint32_t kind = magic ^ kFrameMagic;
   if (kind < 1 || kind > static_cast<uint32_t>(NetKind::Gone) || nothing != 0) {
     throw Error("no frame of this protocol");
   }

@@ -25,7 +25,7 @@ constexpr int64_t kTurn = 4 << 20;
 constexpr size_t kRecord = 16 << 10;
 constexpr size_t kMostEncrypted = 256 << 10;
 
-bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 [[noreturn]] void lost(int error) {
   throw Error(fmt::format("lost its connection: {}", std::strerror(error)));
@@ -133,7 +133,7 @@ ssize_t NetLine::hand_over(const iovec* parts, size_t count) {
     const ssize_t written = sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
     if (written >= 0) return written;
     if (errno == EINTR) continue;
-    if (is_temporary(errno)) return -1;
+    if (would_block(errno)) return -1;
     lost(errno);
   }
 }
@@ -200,7 +200,7 @@ void NetLine::read() {
     if (got == 0) throw Error("has closed its connection");
     if (got < 0) {
       if (errno == EINTR) continue;
-      if (is_temporary(errno)) return;
+      if (would_block(errno)) return;
       lost(errno);
     }
     taken += got;
@@ -322,7 +322,7 @@ bool NetLine::lingers() {
   for (;;) {
     const ssize_t got = recv(fd_.get(), buffer_.get(), kBuffer, 0);
     if (got > 0 || (got < 0 && errno == EINTR)) continue;
-    if (got == 0 || !is_temporary(errno)) return false;
+    if (got == 0 || !would_block(errno)) return false;
     break;
   }
   int unsent = 0;

@@ -35,8 +35,6 @@ constexpr milliseconds kLinger{2000};
 // lost host receives nothing more anyway.
 constexpr milliseconds kLingerAfterFailure{100};
 
-bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
-
 size_t most_strangers() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 8;

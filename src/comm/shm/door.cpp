@@ -36,7 +36,7 @@ std::pair<sockaddr_un, socklen_t> abstract(const std::string& name) {
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }
 
-union Control {
+union ControlBytes {
   char bytes[CMSG_SPACE(sizeof(int))];
   cmsghdr align;
 };
@@ -76,7 +76,7 @@ std::optional<std::string> Door::hand_over(const std::string& address, const Coo
   auto [to, length] = abstract(address);
   Cookie said = cookie;
   iovec data{said.data(), sizeof said};
-  Control control{};
+  ControlBytes control{};
   msghdr message{};
   message.msg_name = &to;
   message.msg_namelen = length;
@@ -102,7 +102,7 @@ std::optional<std::string> Door::hand_over(const std::string& address, const Coo
 bool Door::receive() {
   Cookie cookie{};
   iovec data{cookie.data(), sizeof cookie};
-  Control control{};
+  ControlBytes control{};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;

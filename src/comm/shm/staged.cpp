@@ -11,9 +11,8 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr int64_t kChunk = Exchange::kChunk;
 // Slots are divided among ranks when each gets something else.
-int64_t part_bytes(int size) { return kChunk / size / 64 * 64; }
+int64_t part_bytes(int size) { return Exchange::kChunk / size / 64 * 64; }
 
 // An operation in which each rank in turn fills its slot, waits for the others and reads theirs,
 // chunk by chunk.
@@ -157,12 +156,12 @@ class Spread : public Staged {
 
  private:
   int64_t chunks(Exchange& exchange) const override {
-    return chunks_in(most_bytes(exchange), kChunk);
+    return chunks_in(most_bytes(exchange), Exchange::kChunk);
   }
 
   void fill(Exchange&, int64_t chunk, char* slot) override {
     if (!gives_) return;
-    const Range s = chunk_of(input_.bytes, chunk, kChunk);
+    const Range s = chunk_of(input_.bytes, chunk, Exchange::kChunk);
     copy(slot, input_.data + s.begin, s.end - s.begin);
   }
 
@@ -176,7 +175,7 @@ class Spread : public Staged {
       const Piece& output = outputs_[r];
       if (output.data == nullptr) continue;
       check_given(exchange, r);
-      const Range s = chunk_of(output.bytes, chunk, kChunk);
+      const Range s = chunk_of(output.bytes, chunk, Exchange::kChunk);
       const char* from =
           r == exchange.rank() ? input_.data + s.begin : exchange.slot(r, exchange.turn);
       copy(output.data + s.begin, from, s.end - s.begin);

@@ -26,7 +26,7 @@ constexpr int kLastSliceMs = 20;
 
 // Clients that are not identified yet: as many as the ranks of a host that all connect at once, and
 // no more than a quarter of the descriptors.
-size_t most_strangers() {
+size_t most_unknown_clients() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
   return static_cast<size_t>(std::clamp<rlim_t>(limit.rlim_cur / 4, 8, 256));
@@ -34,8 +34,6 @@ size_t most_strangers() {
 
 // Of a client that is not known yet: a handshake is shorter.
 constexpr size_t kMostFromStranger = 16 << 10;
-
-bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 
@@ -45,7 +43,7 @@ StoreServer::StoreServer(Fd listening, std::optional<Digest> key, std::function<
       events_(epoll_create1(EPOLL_CLOEXEC)),
       key_(std::move(key)),
       is_job_over_(std::move(is_job_over)),
-      most_strangers_(most_strangers()) {
+      most_strangers_(most_unknown_clients()) {
   // A program that this process starts would hold the port after its end.
   fcntl(listening_.get(), F_SETFD, FD_CLOEXEC);
   if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||

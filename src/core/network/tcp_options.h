@@ -1,6 +1,7 @@
 // How the TCP connections between a job's processes behave in the kernel. No torch.
 #pragma once
 
+#include <cerrno>
 #include <chrono>
 
 namespace lockstep {
@@ -15,5 +16,10 @@ constexpr std::chrono::minutes kUnacknowledged{15};
 // `unacknowledged` without an acknowledgement: at least 15 minutes, and no deadline of its user
 // should be longer.
 void settle_connection(int socket, std::chrono::milliseconds unacknowledged = kUnacknowledged);
+
+// Whether a call that failed with `error` on a non-blocking socket is to be made again later.
+inline bool is_temporary(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
 
 }  // namespace lockstep
