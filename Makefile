@@ -2,8 +2,6 @@
 # the first time; the others are for developers.
 RANKS ?= 2
 SECONDS_EACH ?= 60
-# Three on two cores: most of a test's time is waiting. More than six share too much else.
-TESTS_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 2 ? 3 : n < 5 ? n + 1 : 6)))
 MINUTES ?= 10
 KILLS ?= 100
 BUNDLE ?= build/gpu-bundle.tar.gz
@@ -32,7 +30,7 @@ train: configured ## trains Fashion-MNIST on $RANKS (2) ranks, then on one
 	@python3 scripts/compare.py build/train/one.json build/train/many.json
 
 test: bench-setup build ## builds and runs every test
-	@ctest --preset release --parallel $(TESTS_AT_ONCE)
+	@ctest --preset release
 
 setup: ## installs Debian packages, and libtorch inside .deps
 	@scripts/setup.sh
@@ -56,7 +54,7 @@ plan-bars: configured ## compares what `lockstep plan` predicts for 72 configura
 asan tsan: bench-setup ## runs the tests of the parts without torch (asan: comm, too) under a sanitizer
 	$(call quietly,cmake --preset $@)
 	@cmake --build --preset $@
-	@ctest --preset $@ --parallel $(TESTS_AT_ONCE)
+	@ctest --preset $@
 
 include tests/fuzz/fuzz.mk
 fuzz-tools:
