@@ -32,13 +32,15 @@ std::unique_ptr<char, Free> shared_memory(int64_t bytes) {
 
 // Runs `body` on `size` ranks that share memory, with `group_bytes` of group memory each.
 void with_ranks(int size, int64_t group_bytes,
-                const std::function<void(Exchange&, char* group_memory)>& body) {
+                const std::function<void(Exchange&, char* group_memory)>& body,
+                const std::vector<int>& numa_nodes = {}) {
   const auto memory = shared_memory(Exchange::bytes_for(size));
   const auto group = shared_memory(std::max<int64_t>(1, group_bytes * size));
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      Exchange exchange(memory.get(), rank, size, 60s, nullptr);
+      Exchange exchange(memory.get(), rank, size, 60s, nullptr, {}, {}, {},
+                        numa_nodes.empty() ? -1 : numa_nodes[rank]);
       exchange.set_group_memory([&](int64_t, int r) { return group.get() + r * group_bytes; });
       body(exchange, group.get() + rank * group_bytes);
     });
@@ -215,6 +217,59 @@ TEST_P(Engine, GroupMemoryIsReducedInPlaceWhileOthersAreInFlight) {
         ASSERT_EQ(data[i], step * size * (size + 1) / 2);
     }
   });
+}
+
+class OverNumaNodes : public testing::TestWithParam<std::vector<int>> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, OverNumaNodes,
+                         testing::Values(std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1},
+                                         std::vector<int>{0, 0, 0, 0, 1, 1, 1}));
+
+// In steps and in others, in group memory and through slots, one after another and at once.
+TEST_P(OverNumaNodes, SumsAreTakenWhileOthersAreInFlight) {
+  constexpr int64_t kCount = 70'000, kPart = 70'001;  // two chunks of a slot
+  const int size = static_cast<int>(GetParam().size());
+  const auto body = [&](Exchange& exchange, char* memory) {
+    EXPECT_TRUE(exchange.numa_nodes().help_all_reduce());
+    EXPECT_TRUE(exchange.numa_nodes().help_reduce_scatter());
+    const int rank = exchange.rank(), sum = size * (size + 1) / 2;
+    auto* const data = reinterpret_cast<int32_t*>(memory);
+    const auto in_place = [&](std::shared_ptr<Operation> operation, int64_t begin) {
+      name(*operation, "in place", kCount);
+      operation->announcement.segment = 0;
+      operation->announcement.offset = begin * 4;
+      exchange.start(operation);
+      return operation;
+    };
+    for (int step = 1; step <= 6; ++step) {
+      std::fill(data, data + 2 * kCount + size * kPart, step * (rank + 1));
+      std::vector<int32_t> between(100'000, rank + 1), scattered(kPart);
+      std::vector<Piece> inputs;
+      for (int r = 0; r < size; ++r)
+        inputs.push_back({memory + (2 * kCount + r * kPart) * 4, kPart * 4});
+      if (step % 3 == 0) scattered.clear();  // into the input itself
+      const Piece output = step % 3 == 0 ? inputs[rank] : piece(scattered);
+      std::vector<std::shared_ptr<Operation>> works;
+      works.push_back(in_place(all_reduce(kSum, {memory, kCount * 4}), 0));
+      works.push_back(in_place(reduce_scatter(kSum, {output}, inputs, {{0, size}}), 2 * kCount));
+      if (step % 2 == 0) {
+        works.push_back(all_reduce(kSum, piece(between)));
+        name(*works.back(), "between", 100'000);
+        exchange.start(works.back());
+      }
+      works.push_back(in_place(all_reduce(kSum, {memory + kCount * 4, kCount * 4}), kCount));
+      if (step > 3) {
+        while (!exchange.advance(works.back())) std::this_thread::yield();
+      }
+      for (const auto& work : works) exchange.finish(work);
+      EXPECT_EQ(between.back(), step % 2 == 0 ? sum : rank + 1);
+      const auto* taken = reinterpret_cast<const int32_t*>(output.data);
+      EXPECT_EQ(std::vector<int32_t>(taken, taken + kPart),
+                std::vector<int32_t>(kPart, step * sum));
+      EXPECT_EQ(std::vector<int32_t>(data, data + 2 * kCount),
+                std::vector<int32_t>(2 * kCount, step * sum));
+    }
+  };
+  with_ranks(size, (2 * kCount + size * kPart + 16) * 4, body, GetParam());
 }
 
 TEST_P(Engine, MessagesCrossEachOther) {

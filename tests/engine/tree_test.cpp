@@ -55,7 +55,7 @@ TEST(Tree, AnyGroupingGivesTheSameBits) {
       }
       for (const auto& sum : partial) parts.push_back(sum.data());
       std::vector<float> result(kCount);
-      Tree(nodes, ranks).sum(average, parts.data(), result.data(), kCount);
+      Tree(nodes, ranks).sum(average, parts.data(), {result.data()}, kCount);
       EXPECT_EQ(result, expected) << ranks << " ranks in " << groups << " groups";
     }
   }

@@ -65,7 +65,7 @@ class Direct::Incoming {
       parts.push_back(owner == link_.rank() ? call_.parts[own++][link_.rank()] + k * chunk_
                                             : place(k, foreign++));
     }
-    direct_.tree_.sum(call_.reduction, parts.data(), call_.sum + k * chunk_,
+    direct_.tree_.sum(call_.reduction, parts.data(), {call_.sum + k * chunk_},
                       bytes(k) / size_of(call_.reduction.element));
     if ((k + window_) * chunk_ < slice_) post(k + window_);
   }

@@ -162,7 +162,7 @@ class Reducing : public std::enable_shared_from_this<Reducing> {
                           : place(k, foreign++));
     }
     char* const sum = call_.sum + k * chunk_;
-    direct_->tree().sum(call_.reduction, parts.data(), sum,
+    direct_->tree().sum(call_.reduction, parts.data(), {sum},
                         bytes(k) / size_of(call_.reduction.element));
     for (const int taker : call_.takers) {
       port_.send(taker, kSums + static_cast<uint32_t>(k), sum, bytes(k));

@@ -81,7 +81,7 @@ struct NodeSum::Shape {
     for (int64_t k = 0; k < parts.size(0); ++k) rows.push_back(data_of(parts[k]));
     const Request average{.outputs = {target}, .op = ReduceOp::Average, .divide_by = lanes};
     const Reduction reduction = reduction_of(average, lanes);
-    tree.sum(reduction, rows.data(), data_of(target),
+    tree.sum(reduction, rows.data(), {data_of(target)},
              static_cast<int64_t>(target.nbytes()) / size_of(reduction.element));
     return target;
   }

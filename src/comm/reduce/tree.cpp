@@ -59,28 +59,32 @@ size_t Tree::build(Range node) {
   return nodes_.size() + steps_.size() - 1;
 }
 
-void Tree::sum(const Reduction& reduction, const void* const* parts, void* target,
+void Tree::sum(const Reduction& reduction, const void* const* parts, std::vector<void*> targets,
                int64_t count) const {
   if (steps_.empty()) {
-    return reduce(reduction, parts, static_cast<int>(nodes_.size()), &target, 1, count);
+    return reduce(reduction, parts, static_cast<int>(nodes_.size()), targets.data(),
+                  static_cast<int>(targets.size()), count);
   }
   const int64_t element = size_of(reduction.element);
   const int64_t block = kBlockBytes / element;
   std::vector<char> scratch(steps_.size() * kBlockBytes);
   for (int64_t at = 0; at < count; at += block) {
+    const int64_t n = std::min(block, count - at);
     std::vector<const void*> all;
     for (size_t k = 0; k < nodes_.size(); ++k) {
       all.push_back(static_cast<const char*>(parts[k]) + at * element);
     }
     for (size_t k = 0; k < steps_.size(); ++k) {
-      const bool root = k + 1 == steps_.size();
       const void* sources[] = {all[steps_[k].left], all[steps_[k].right]};
-      void* into =
-          root ? static_cast<char*>(target) + at * element : scratch.data() + k * kBlockBytes;
-      const Reduction one{reduction.element, reduction.combine, root ? reduction.divide_by : 1};
-      reduce(one, sources, 2, &into, 1, std::min(block, count - at));
+      void* into = scratch.data() + k * kBlockBytes;
+      if (k + 1 == steps_.size()) {
+        reduce(reduction, sources, 2, targets.data(), static_cast<int>(targets.size()), n);
+      } else {
+        reduce({reduction.element, reduction.combine}, sources, 2, &into, 1, n);
+      }
       all.push_back(into);
     }
+    for (void*& target : targets) target = static_cast<char*>(target) + n * element;
   }
 }
 

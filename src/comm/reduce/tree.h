@@ -27,9 +27,10 @@ class Tree {
 
   size_t node_count() const { return nodes_.size(); }
 
-  // target[i] = the root over parts[k][i], the sum of nodes[k], for every i < count. `target` may
-  // be one of the parts.
-  void sum(const Reduction& reduction, const void* const* parts, void* target, int64_t count) const;
+  // targets[t][i] = the root over parts[k][i], the sum of nodes[k], for every i < count. A target
+  // may be one of the parts.
+  void sum(const Reduction& reduction, const void* const* parts, std::vector<void*> targets,
+           int64_t count) const;
 
  private:
   struct Step {

@@ -28,7 +28,10 @@ class AllReduce : public Operation {
 
   bool step(Exchange& exchange) override {
     if (round_ == 0) {
+      if (step_of_nodes_ > 0) return step_by_nodes(exchange);
       if (exchange.all_in_group_memory(sequence)) {
+        if (exchange.numa_nodes().help_all_reduce() && data_.bytes >= NumaNodes::kLeastBytes)
+          return step_by_nodes(exchange);
         run_in_place(exchange);
         return true;
       }
@@ -49,6 +52,22 @@ class AllReduce : public Operation {
   void meet(Exchange& exchange) {
     exchange.channel().arrive();
     meets_ = true;
+  }
+
+  bool step_by_nodes(Exchange& exchange) {
+    const NumaNodes& nodes = exchange.numa_nodes();
+    std::vector<char*> parts(exchange.size());
+    for (int r = 0; r < exchange.size(); ++r) parts[r] = exchange.part_of(r, sequence);
+    const int64_t count = data_.bytes / element_;
+    for (;; ++step_of_nodes_) {
+      if (meets_ && !exchange.channel().all_met()) return false;
+      if (step_of_nodes_ == 0) nodes.sum_within(reduction_, parts, count);
+      if (step_of_nodes_ == 1) nodes.sum_between(reduction_, parts, count);
+      if (step_of_nodes_ == 2) break;
+      meet(exchange);
+    }
+    nodes.copy_from_others(reduction_, parts, count);
+    return true;
   }
 
   // Each rank reduces its slice of all ranks' buffers, and writes it to all.
@@ -134,6 +153,7 @@ class AllReduce : public Operation {
   int64_t element_;
   int root_;           // -1: all ranks get the result
   int64_t round_ = 0;  // 0: not begun
+  int step_of_nodes_ = 0;
   bool meets_ = false;
 };
 

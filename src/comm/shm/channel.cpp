@@ -134,7 +134,7 @@ std::string Announcement::text(uint32_t sequence) const {
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
                  std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members,
-                 std::vector<int> called, WatchedProcesses processes)
+                 std::vector<int> called, WatchedProcesses processes, int numa_node)
     : blocks_(blocks),
       rank_(rank),
       size_(size),
@@ -151,8 +151,11 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
   blocks_[rank].pid.store(getpid());
   Announcement hello;
   std::strcpy(hello.what, "join");
+  hello.own_bytes = numa_node;  // of the fields on which ranks need not agree
   const uint32_t joined = post(hello);
   await_counter(&RankBlock::posted, joined, joined, {timeout});
+  for (int r = 0; r < size; ++r)
+    numa_nodes_.push_back(static_cast<int>(announcement(r, joined).own_bytes));
   for (int peer = 0; launcher_status_ && peer < size; ++peer) {
     if (peer != rank && !processes_[peer])
       processes_[peer] = Process::watch(blocks_[peer].pid.load());

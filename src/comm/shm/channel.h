@@ -105,7 +105,7 @@ class Channel {
   // CommError.
   Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout,
           std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
-          std::vector<int> called = {}, WatchedProcesses processes = {});
+          std::vector<int> called = {}, WatchedProcesses processes = {}, int numa_node = -1);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
   // Ranks that still need this one's part learn that it has left.
@@ -113,6 +113,8 @@ class Channel {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // By rank, what each gave.
+  const std::vector<int>& numa_nodes() const { return numa_nodes_; }
   // By rank; none where it is not watched, as this one.
   const WatchedProcesses& processes() const { return processes_; }
   int name_of(int rank) const { return called_.empty() ? rank : called_[rank]; }
@@ -193,6 +195,7 @@ class Channel {
   std::vector<Clock::time_point> seen_leaving_;  // by rank
   std::vector<int> members_;
   std::vector<int> called_;
+  std::vector<int> numa_nodes_;
   std::shared_ptr<const LauncherStatus> launcher_status_;
   uint32_t posted_, phase_;
   // All are known to have done it; who looks takes a cache line from each of the others.

@@ -42,11 +42,12 @@ int64_t Exchange::bytes_for(int size) {
 
 Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
                    std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members,
-                   std::vector<int> called, WatchedProcesses processes)
+                   std::vector<int> called, WatchedProcesses processes, int numa_node)
     : slots_(memory + blocks_bytes(size) + mailbox_bytes(size)),
       channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout,
                std::move(launcher_status), std::move(members), std::move(called),
-               std::move(processes)),
+               std::move(processes), numa_node),
+      numa_nodes_(channel_.numa_nodes(), rank),
       mailbox_(memory + blocks_bytes(size), channel_) {
   for (int64_t t = 0; t < 2; ++t) {
     for (int r = 0; r < size; ++r) all_slots_[t].push_back(slot(r, t));

@@ -21,6 +21,7 @@
 #include "comm/reduce/reduce.h"
 #include "comm/shm/channel.h"
 #include "comm/shm/mailbox.h"
+#include "comm/shm/numa_nodes.h"
 #include "lockstep/core/shard.h"
 
 namespace lockstep::comm {
@@ -74,14 +75,16 @@ class Exchange {
   // Shared memory for `size` ranks.
   static int64_t bytes_for(int size);
 
-  // `memory` is as Channel's blocks: zero when the first rank comes.
+  // `memory` is as Channel's blocks: zero when the first rank comes. `numa_node`: the one that this
+  // rank is on, -1 where that is not known.
   Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
            std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
-           std::vector<int> called = {}, WatchedProcesses processes = {});
+           std::vector<int> called = {}, WatchedProcesses processes = {}, int numa_node = -1);
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
   Channel& channel() { return channel_; }
+  const NumaNodes& numa_nodes() const { return numa_nodes_; }
 
   // Queues the operation, or the message, and takes all that was started as far as it goes without
   // waiting.
@@ -129,6 +132,7 @@ class Exchange {
   char* slots_;
   std::array<std::vector<const void*>, 2> all_slots_;  // by turn
   Channel channel_;
+  NumaNodes numa_nodes_;
   Mailbox mailbox_;
   std::function<char*(int64_t, int)> part_;
   std::deque<std::shared_ptr<Operation>> queue_;      // not run yet

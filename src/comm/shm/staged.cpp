@@ -14,6 +14,12 @@ namespace {
 // Slots are divided among ranks when each gets something else.
 int64_t part_bytes(int size) { return Exchange::kChunk / size / 64 * 64; }
 
+int64_t largest(const std::vector<Piece>& pieces) {
+  int64_t most = 0;
+  for (const Piece& piece : pieces) most = std::max(most, piece.bytes);
+  return most;
+}
+
 // An operation in which each rank in turn fills its slot, waits for the others and reads theirs,
 // chunk by chunk.
 class Staged : public Operation {
@@ -22,8 +28,8 @@ class Staged : public Operation {
   virtual void read(Exchange& exchange, int64_t chunk) = 0;
   // The same on all ranks, from what all have announced.
   virtual int64_t chunks(Exchange& exchange) const = 0;
-  // All that others need of every rank lies in group memory.
-  virtual void run_in_place(Exchange&) {}
+  // All that others need of every rank lies in group memory. False as for step().
+  virtual bool step_in_place(Exchange&) { return true; }
 
   bool in_group_memory() const { return announcement.segment >= 0; }
   bool uses_slots() const override { return !in_group_memory(); }
@@ -34,10 +40,8 @@ class Staged : public Operation {
 
   bool step(Exchange& exchange) override {
     if (count_ == 0) {
-      if (in_group_memory() && exchange.all_in_group_memory(sequence)) {
-        run_in_place(exchange);
-        return true;
-      }
+      if (in_group_memory() && exchange.all_in_group_memory(sequence))
+        return step_in_place(exchange);
       count_ = chunks(exchange);
       if (!exchange.none_in_group_memory(sequence)) {
         // Some could not know that the others' data is private, and have staged nothing yet.
@@ -83,7 +87,10 @@ class Staged : public Operation {
   }
 
  private:
-  int64_t chunk_ = 0, count_ = 0;  // 0: not begun
+  int64_t count_ = 0;  // 0: not begun
+
+ protected:
+  int64_t chunk_ = 0;
   bool meets_ = false;
 };
 
@@ -121,13 +128,72 @@ class ReduceScatter : public Staged {
     combine(sources, s);
   }
 
-  // Where the inputs of all lie one after another, in the same order.
-  void run_in_place(Exchange& exchange) override {
-    int64_t before = 0;
-    for (int r = 0; r < exchange.rank(); ++r) before += inputs_[r].bytes;
-    std::vector<const void*> sources(exchange.size());
-    for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.part_of(r, sequence) + before;
-    combine(sources, {0, inputs_[exchange.rank()].bytes});
+  bool step_in_place(Exchange& exchange) override {
+    if (runs_.size() == 1 && exchange.numa_nodes().help_reduce_scatter() &&
+        begin_of(exchange.size()) >= NumaNodes::kLeastBytes)
+      return step_by_nodes(exchange);
+    const Range everybody{0, exchange.size()};
+    combine(inputs_of(exchange, everybody, exchange.rank(), 0),
+            {0, inputs_[exchange.rank()].bytes});
+    return true;
+  }
+
+  // Chunk by chunk: sums for ranks of other nodes into this rank's slot; after a meeting, the
+  // result from the inputs of this node's ranks and the sums in other nodes' slots.
+  bool step_by_nodes(Exchange& exchange) {
+    const int64_t each = kChunk / exchange.numa_nodes().most_given() / 64 * 64;
+    const int64_t count = chunks_in(largest(inputs_), each);
+    for (;; ++chunk_) {
+      if (meets_ && !exchange.channel().all_met()) return false;
+      if (chunk_ < count) give(exchange, each);
+      if (chunk_ > 0) take(exchange, each);
+      if (chunk_ == count) break;
+      meet(exchange);
+    }
+    exchange.turn += count;
+    return true;
+  }
+
+  void give(Exchange& exchange, int64_t each) const {
+    const NumaNodes& nodes = exchange.numa_nodes();
+    char* slot = exchange.slot(exchange.rank(), exchange.turn + chunk_);
+    for (const NumaNodes::Given& one : nodes.given_by(exchange.rank())) {
+      const Range s = chunk_of(inputs_[one.to].bytes, chunk_, each);
+      const auto sources = inputs_of(exchange, one.ranks, one.to, s.begin);
+      void* target = slot;
+      reduce({reduction_.element, reduction_.combine}, sources.data(),
+             static_cast<int>(sources.size()), &target, 1, s.size() / size_of(reduction_.element));
+      slot += each;
+    }
+  }
+
+  void take(Exchange& exchange, int64_t each) const {
+    const NumaNodes& nodes = exchange.numa_nodes();
+    const Range s = chunk_of(inputs_[exchange.rank()].bytes, chunk_ - 1, each);
+    std::vector<const void*> sources;
+    for (const NumaNodes::Taken& one : nodes.taken()) {
+      sources.push_back(one.index < 0 ? inputs_of(exchange, one.ranks, exchange.rank(), s.begin)[0]
+                                      : exchange.slot(one.from, exchange.turn + chunk_ - 1) +
+                                            one.index * each);
+    }
+    nodes.tree_of_taken().sum(reduction_, sources.data(), {outputs_[0].data + s.begin},
+                              s.size() / size_of(reduction_.element));
+  }
+
+  // What `ranks` have for rank `to`, from byte `begin` on. In group memory the inputs of a rank lie
+  // one after another.
+  std::vector<const void*> inputs_of(const Exchange& exchange, Range ranks, int to,
+                                     int64_t begin) const {
+    std::vector<const void*> inputs;
+    begin += begin_of(to);
+    for (int64_t r = ranks.begin; r < ranks.end; ++r)
+      inputs.push_back(exchange.part_of(static_cast<int>(r), sequence) + begin);
+    return inputs;
+  }
+  int64_t begin_of(int part) const {
+    int64_t bytes = 0;
+    for (int r = 0; r < part; ++r) bytes += inputs_[r].bytes;
+    return bytes;
   }
 
   // `sources`: the ranks' bytes s of this rank's part. An output may be this rank's own input,
@@ -182,13 +248,14 @@ class Spread : public Staged {
     }
   }
 
-  void run_in_place(Exchange& exchange) override {
+  bool step_in_place(Exchange& exchange) override {
     for (int r = 0; r < static_cast<int>(outputs_.size()); ++r) {
       const Piece& output = outputs_[r];
       check_given(exchange, r);
       copy(output.data, r == exchange.rank() ? input_.data : exchange.part_of(r, sequence),
            output.bytes);
     }
+    return true;
   }
 
   std::vector<Piece> outputs_;
@@ -248,12 +315,6 @@ std::shared_ptr<Operation> made(int64_t own_bytes, Args&&... args) {
   auto operation = std::make_shared<T>(std::forward<Args>(args)...);
   operation->announcement.own_bytes = own_bytes;
   return operation;
-}
-
-int64_t largest(const std::vector<Piece>& pieces) {
-  int64_t most = 0;
-  for (const Piece& piece : pieces) most = std::max(most, piece.bytes);
-  return most;
 }
 
 }  // namespace

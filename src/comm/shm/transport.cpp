@@ -6,6 +6,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "comm/host/numa_node.h"
 #include "comm/reduce/reduction.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/group_memory.h"
@@ -103,7 +104,8 @@ class ShmTransport : public Transport {
     // exchange.
     exchange_ = std::shared_ptr<Exchange>(
         new Exchange(segment_->data(), rank, size, options_.timeout, options_.launcher_status,
-                     options_.members, options_.called, options_.processes),
+                     options_.members, options_.called, options_.processes,
+                     own_numa_node().value_or(-1)),
         [segment = segment_](Exchange* exchange) { delete exchange; });
     segment_->close_handle();
     segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
