@@ -51,7 +51,9 @@ class Joinable {
 // Every rank makes one, runs any number of steps (none, too), and calls finish(), which returns
 // when all ranks have. A step is one or more backward() of the Ddp, each of which counts.
 // Micro-batches under hold() when a rank runs out are its part of the others' next backward(); when
-// no rank has another batch, finish() leaves their average in the gradients and makes no step.
+// no rank has another batch, finish() leaves their average in the gradients and makes no step. A
+// gradient that no rank has computed in a step is on a rank without a batch what an earlier step
+// has left on the others.
 //
 // SyncBatchNorm, which communicates in forward(), needs equal numbers of batches: in the first step
 // for which a rank has none, forward() and that rank's finish() throw DataError, regardless of

@@ -128,6 +128,80 @@ TEST(JoinRest, AnIgnoredParameterStaysAsItIsOnARankWithoutABatch) {
   });
 }
 
+// What a gradient holds that no rank computes in a step is a part of the step all the same:
+// momentum and weight decay go on, and norms count it. Ranks without a batch took no such part.
+struct LateBranch : torch::nn::Module {
+  LateBranch()
+      : always(register_module("always", torch::nn::Linear(6, 1))),
+        once(register_module("once", torch::nn::Linear(6, 300))) {
+    to(at::kDouble);
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : parameters()) parameter.fill_(0.25);
+  }
+  at::Tensor loss(int rank, int step) {
+    const at::Tensor x = input(rank, step, 3).to(at::kDouble);
+    at::Tensor sum = always(x).square().mean();
+    return step == 0 ? sum + once(x).square().mean() : sum;
+  }
+  torch::nn::Linear always, once;
+};
+
+TEST(JoinRest, GradientsThatNoRankComputesAreThoseOfARankWithABatch) {
+  constexpr int kBatches[] = {1, 3, 2};
+  spawn(3, [&](World& world) {
+    for (const auto divisor : {Divisor::World, Divisor::Active}) {
+      for (const bool divided : {false, true}) {
+        const auto make = [](std::vector<torch::optim::OptimizerParamGroup> groups) {
+          const auto options = torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1);
+          return std::make_unique<torch::optim::SGD>(std::move(groups), options);
+        };
+        LateBranch net, one;
+        Ddp ddp(net, world);
+        std::unique_ptr<torch::optim::Optimizer> sgd = make({net.parameters()});
+        if (divided) {
+          sgd = std::make_unique<ZeroOptimizer>(net.parameters(), world.group(), make);
+        }
+        const auto rest = [&] {
+          clip_grad_norm_(net.parameters(), 0.2);
+          sgd->step();
+        };
+        Join join({ddp}, {.divisor = divisor});
+        for (int step = 0; step < kBatches[world.rank()]; ++step) {
+          sgd->zero_grad(/*set_to_none=*/false);
+          net.loss(world.rank(), step).backward();
+          rest();
+        }
+        join.finish(rest);
+        // After the Join momentum goes on from what it left.
+        for (const auto& parameter : net.parameters())
+          parameter.mutable_grad() = at::ones_like(parameter);
+        sgd->step();
+
+        const auto whole = make({one.parameters()});
+        for (int step = 0; step < 3; ++step) {
+          whole->zero_grad(/*set_to_none=*/false);
+          at::Tensor sum = at::zeros({}, at::kDouble);
+          int active = 0;
+          for (int rank = 0; rank < 3; ++rank) {
+            if (step < kBatches[rank]) sum = sum + one.loss(rank, step), ++active;
+          }
+          (sum / (divisor == Divisor::World ? 3 : active)).backward();
+          clip_grad_norm_(one.parameters(), 0.2);
+          whole->step();
+        }
+        for (const auto& parameter : one.parameters())
+          parameter.mutable_grad() = at::ones_like(parameter);
+        whole->step();
+        for (const auto& item : one.named_parameters()) {
+          EXPECT_TRUE(at::allclose(net.named_parameters()[item.key()], item.value(), 1e-10, 1e-12))
+              << item.key() << (divided ? " divided" : "");
+        }
+        check_same(net, world);
+      }
+    }
+  });
+}
+
 // The error says where the call belongs that the rank without a batch does not make.
 TEST(JoinRest, AMeanThatFinishWasNotGivenIsTold) {
   spawn(2, [](World& world) {

@@ -23,6 +23,9 @@ size_t phase_of(const Course& course, int step) {
   return phase;
 }
 
+// Each model has a gradient, or a Join of both would miss a backward().
+bool is_kept(const Course& course, int block) { return course.models > 1 && block == kBlocks / 2; }
+
 Change drawn_change(Dice& dice, const Course& course) {
   Change change{.step = static_cast<int>(dice.below(course.steps()))};
   const std::vector<What> all{What::Freeze,    What::Freeze,   What::Thaw,     What::Thaw,
@@ -34,15 +37,25 @@ Change drawn_change(Dice& dice, const Course& course) {
   change.block = static_cast<int>(1 + dice.below(kBlocks - 1));
   change.other = static_cast<int>(dice.below(kBlocks));
   if (change.other == change.block) change.other = 0;
+  // No layer in both models.
+  if (course.models > 1) change.other = change.block ^ 1;
   change.told = !dice.one_in(4);
   if (change.what == What::Thaw && !course.frozen.empty()) change.block = dice.pick(course.frozen);
   const bool zero = is_zero(course.phases[phase_of(course, change.step)].kind);
   // Of two optimizers one may make a step in which the other's gradients overflow.
   change.anew = zero ? course.optimizers > 1 || !dice.one_in(8) : dice.one_in(3);
   if (change.what == What::Overflow && !course.scaled) change.what = What::Rate;
+  const bool stops = change.what == What::Freeze || change.what == What::Skip;
+  if (stops && is_kept(course, change.block)) change.what = What::Refresh;
   const bool is_light =
       change.what == What::Freeze || change.what == What::Thaw || change.what == What::Skip;
-  change.within = course.micros > 1 && is_light && dice.one_in(2);
+  if (course.micros > 1 && is_light && dice.one_in(2)) change.part = 1;
+  // What was frozen may not be unfrozen there without refresh(), and all lanes of an Fsdp call the
+  // same units.
+  const bool is_fsdp = course.phases[phase_of(course, change.step)].kind == Kind::Fsdp;
+  if (course.lanes > 0 && !is_fsdp && is_light && change.what != What::Thaw && dice.one_in(2)) {
+    change.part = static_cast<int>(1 + dice.below(course.lanes - 1));
+  }
   return change;
 }
 
@@ -68,11 +81,12 @@ Phase drawn_phase(Dice& dice, const Course& course, const std::vector<int>& rank
               .optimizer = dice.pick(kOptimizers),
               .async = dice.one_in(2),
               .seed = dice.next() % 1000};
-  const bool joins = phase.kind != Kind::Fsdp && phase.kind != Kind::Local && course.lanes == 0 &&
-                     !course.normalized && course.hook == Hook::None;
+  const bool joins = phase.kind != Kind::Fsdp && phase.kind != Kind::Local && course.lanes == 0;
   if (joins && dice.one_in(3)) {
     phase.joined = drawn_joined(dice, ranks.size(), static_cast<int>(1 + dice.below(phase.steps)));
     phase.divides_by_active = dice.one_in(2);
+    // SyncBatchNorm needs all ranks.
+    if (course.normalized) std::ranges::fill(phase.joined, std::ranges::max(phase.joined));
   }
   if (phase.kind != Kind::Local && dice.one_in(4))
     phase.discarded = static_cast<int>(1 + dice.below(2));
@@ -91,18 +105,21 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
   if (course.lanes == 0) {
     course.normalized = dice.one_in(5);
     course.drops = dice.one_in(3);
-    if (!course.normalized && dice.one_in(2)) {
+    if (dice.one_in(2)) {
       course.hook = static_cast<Hook>(1 + dice.below(std::ssize(kHooks) - 1));
       course.feedback = !dice.one_in(4);
+      // In one process the batch is another, and so are roundings, by which equal ones are chosen.
+      if (course.normalized && course.hook == Hook::TopK) course.hook = Hook::PowerSgd;
     }
   }
   course.gamma = dice.one_in(3) ? 0.8 : 1;
   course.optimizers = dice.one_in(4) ? 2 : 1;
+  course.models = dice.one_in(4) ? 2 : 1;
   course.clears_first = dice.one_in(2);
   course.clear = dice.pick(std::vector{Clear::Wrapper, Clear::Optimizer, Clear::Zeros});
   for (int block = 1; block < kBlocks; ++block) {
     if (dice.one_in(4) && block >= course.optimizers) course.late.push_back(block);
-    if (dice.one_in(4)) course.frozen.push_back(block);
+    if (dice.one_in(4) && !is_kept(course, block)) course.frozen.push_back(block);
   }
   for (const auto& some : ranks) course.phases.push_back(drawn_phase(dice, course, some));
   if (!dice.one_in(4)) {
@@ -119,7 +136,8 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
   // What a hook keeps for a block stays while no rank uses it.
   if (course.feedback && course.steps() > 2 && dice.one_in(2)) {
     const int step = static_cast<int>(1 + dice.below(course.steps() - 2));
-    const int block = static_cast<int>(1 + dice.below(kBlocks - 1));
+    int block = static_cast<int>(1 + dice.below(kBlocks - 1));
+    if (is_kept(course, block)) block = 1;
     for (const int at : {step, step + 1}) {
       course.changes.push_back({.step = at, .what = What::Skip, .block = block});
     }
@@ -128,9 +146,10 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
   std::erase_if(course.changes, [&](const Change& change) {
     const size_t phase = phase_of(course, change.step);
     const int first = course.first_joined(phase);
-    return change.step > first || (change.step == first && change.within);
+    return change.step > first || (change.step == first && change.part > 0);
   });
-  std::ranges::stable_sort(course.changes, {}, &Change::step);
+  std::ranges::stable_sort(
+      course.changes, {}, [](const Change& change) { return std::pair(change.step, change.part); });
   return course;
 }
 
@@ -184,6 +203,7 @@ std::string Course::text() const {
   if (average) text += fmt::format(" average={}", *average);
   if (gamma != 1) text += fmt::format(" gamma={}", gamma);
   if (optimizers > 1) text += " two optimizers";
+  if (models > 1) text += " two models";
   const std::vector<std::pair<bool, const char*>> flags{
       {feedback, "feedback"}, {normalized, "normalized"},     {drops, "drops"},
       {scaled, "scaled"},     {clears_first, "clears_first"}, {synchronized, "synchronized"}};
@@ -202,7 +222,7 @@ std::string Course::text() const {
   }
   for (const auto& change : changes) {
     text += fmt::format("\n    before step {}{}: {} {} {}{}{}", change.step,
-                        change.within ? "'s last micro-batch" : "",
+                        change.part > 0 ? fmt::format("'s part {}", change.part) : "",
                         kWhats[static_cast<size_t>(change.what)], change.block, change.other,
                         change.told ? "" : " untold", change.anew ? " anew" : "");
   }

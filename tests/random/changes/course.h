@@ -50,8 +50,8 @@ struct Change {
   bool told = true;
   // Of those that give the optimizer other parameters: it is made anew, without a state.
   bool anew = false;
-  // Of a step in micro-batches: before the last of them.
-  bool within = false;
+  // Of a step in micro-batches or lanes: before that one of them; 0: before the step.
+  int part = 0;
 };
 
 // What one world does: then everything is saved and destroyed, and others restore it.
@@ -85,6 +85,7 @@ struct Course {
   bool drops = false;         // dropout
   double gamma = 1;           // by which each step's rates are multiplied; 1: no LrScheduler
   int optimizers = 1;         // which have every other group
+  int models = 1;             // with a Ddp each, of half of the blocks; an Fsdp has all
   bool synchronized = false;  // by an Averager, which finds nothing to do
   bool clears_first = false;  // gradients are cleared before a step's changes
   Clear clear = Clear::Wrapper;

@@ -89,6 +89,20 @@ void NetImpl::take(const Course& course, const Change& change) {
   }
 }
 
+std::vector<std::shared_ptr<torch::nn::Module>> models_of(const Net& net, int count) {
+  if (count == 1) return {net.ptr()};
+  std::vector<std::shared_ptr<torch::nn::Module>> models;
+  for (int model = 0; model < count; ++model) {
+    auto& part = models.emplace_back(std::make_shared<torch::nn::Module>());
+    for (int block = model * kBlocks / count; block < (model + 1) * kBlocks / count; ++block) {
+      part->register_module(fmt::format("block{}", block), net->blocks[static_cast<size_t>(block)]);
+    }
+  }
+  models[0]->register_buffer("seen", net->seen);
+  if (net->norm) models[0]->register_module("norm", net->norm);
+  return models;
+}
+
 Named parameters_of(const NetImpl& net) {
   Named once;
   for (const auto& item : net.named_parameters()) {

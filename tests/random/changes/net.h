@@ -52,6 +52,9 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+// The net, or its halves as models of their own, under the same names.
+std::vector<std::shared_ptr<torch::nn::Module>> models_of(const Net& net, int count);
+
 // Each once, by its first name.
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 Named parameters_of(const NetImpl& net);

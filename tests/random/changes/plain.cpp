@@ -9,48 +9,14 @@
 #include <map>
 #include <optional>
 
+#include "random/changes/plain_copy.h"
+
 namespace lockstep::test::changes {
 namespace {
 
 struct Batch {
   int rank;
   at::Tensor x, y;
-};
-
-// One copy of the model, and what steps it.
-struct Copy {
-  Net net;
-  Groups groups;
-  std::vector<std::unique_ptr<Optimizer>> optimizers;
-  std::vector<std::vector<double>> bases;  // of the rates, by optimizer
-  std::vector<int> scheduled;              // steps of the schedule
-
-  explicit Copy(const Course& course)
-      : net(course, mixed(course.seed, 0)), groups(groups_of(course)) {}
-
-  std::vector<std::vector<Named>> members() const {
-    std::vector<std::vector<Named>> all(optimizers.size());
-    size_t i = 0;
-    for (auto& group : members_of(*net, groups)) all[i++ % all.size()].push_back(std::move(group));
-    return all;
-  }
-  OptimizerParamGroup& group(size_t i) {
-    return optimizers[i % optimizers.size()]->param_groups()[i / optimizers.size()];
-  }
-  std::vector<double> rates() {
-    std::vector<double> all;
-    for (size_t i = 0; i < groups.size(); ++i) all.push_back(group(i).options().get_lr());
-    return all;
-  }
-  void begin_schedules() {
-    scheduled.assign(optimizers.size(), 0);
-    bases.assign(optimizers.size(), {});
-    for (size_t i = 0; i < optimizers.size(); ++i) {
-      for (const auto& group : optimizers[i]->param_groups()) {
-        bases[i].push_back(group.options().get_lr());
-      }
-    }
-  }
 };
 
 class Plain {
@@ -60,6 +26,7 @@ class Plain {
         number_(number),
         phase_(course.phases[number]),
         ranks_(static_cast<int>(phase_.ranks.size())),
+        width_(course.lanes > 0 ? course.lanes : ranks_),
         samples_(samples_of(course.seed)) {
     const bool is_local = phase_.kind == Kind::Local;
     for (int i = 0; i < (is_local ? ranks_ : 1); ++i) copies_.push_back(made(before));
@@ -81,8 +48,13 @@ class Plain {
     for (int step = course_.begin(number_); step < first; ++step) {
       std::vector<std::vector<Batch>> micros;
       for (int micro = 0; micro < course_.micros; ++micro) micros.push_back(loaded(micro));
+      // One lane after the other.
+      for (size_t lane = 1; course_.lanes > 0 && lane < micros[0].size(); ++lane) {
+        micros.push_back({micros[0][lane]});
+      }
+      if (course_.lanes > 0) micros[0].resize(1);
       ++taken_;
-      run_step(step, micros, ranks_);
+      run_step(step, micros, width_);
     }
     for (int step = first; step < end; ++step) {
       std::vector<Batch> some;
@@ -97,7 +69,7 @@ class Plain {
   }
 
   Named state() {
-    Copy& copy = copies_[0];
+    PlainCopy& copy = copies_[0];
     Named all;
     for (const auto& [name, parameter] : parameters_of(*copy.net)) {
       all.emplace_back(name, parameter.detach().clone());
@@ -116,16 +88,16 @@ class Plain {
   }
 
  private:
-  Copy made(Plain* before) {
-    Copy copy(course_);
+  PlainCopy made(Plain* before) {
+    PlainCopy copy(course_);
     for (const auto& change : course_.changes) {
       if (change.step >= course_.begin(number_)) continue;
       copy.net->take(course_, change);
       change_groups(course_, change, copy.groups);
     }
-    make_optimizers(copy, {});
+    copy.make_optimizers(family_of(phase_.optimizer), {});
     if (before == nullptr) return copy;
-    Copy& from = before->copies_[0];
+    PlainCopy& from = before->copies_[0];
     const at::NoGradGuard no_grad;
     for (const auto& item : copy.net->named_parameters()) {
       item.value().copy_(from.net->named_parameters()[item.key()]);
@@ -159,29 +131,16 @@ class Plain {
     generators_.resize(std::min(generators_.size(), static_cast<size_t>(ranks_)));
   }
 
-  void make_optimizers(Copy& copy, const std::vector<double>& rates) {
-    const auto count = static_cast<size_t>(course_.optimizers);
-    copy.optimizers.resize(count);
-    const auto all = copy.members();
-    for (size_t i = 0; i < count; ++i) {
-      std::vector<OptimizerParamGroup> groups;
-      for (const auto& group : all[i]) groups.push_back(group_of(group));
-      copy.optimizers[i] = changes::made(family_of(phase_.optimizer), std::move(groups));
-    }
-    for (size_t i = 0; i < rates.size(); ++i) copy.group(i).options().set_lr(rates[i]);
-    copy.begin_schedules();
-  }
-
-  // Rank `rank` has every so-many-th sample, from its own on.
+  // A rank, or lane, has every so-many-th sample, from its own on.
   std::vector<Batch> loaded(int micro) const {
     const auto order = at::randperm(
         kEpoch,
         at::detail::createCPUGenerator(course_.seed % 1000 + static_cast<uint64_t>(taken_ / 3)));
     const auto rows = order.narrow(0, taken_ % 3 * kBatch, kBatch);
     std::vector<Batch> all;
-    const int64_t count = kBatch / ranks_ / course_.micros;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const auto own = rows.view({-1, ranks_}).select(1, rank).narrow(0, micro * count, count);
+    const int64_t count = kBatch / width_ / course_.micros;
+    for (int rank = 0; rank < width_; ++rank) {
+      const auto own = rows.view({-1, width_}).select(1, rank).narrow(0, micro * count, count);
       all.push_back(
           {rank, samples_.first.index_select(0, own), samples_.second.index_select(0, own)});
     }
@@ -191,55 +150,70 @@ class Plain {
   void run_step(int step, const std::vector<std::vector<Batch>>& micros, int divisor) {
     const bool clears_first = course_.clears_first && step < course_.first_joined(number_);
     for (auto& copy : copies_) {
-      if (clears_first) clear(copy);
+      if (clears_first) copy.clear_gradients();
     }
     overflows_ = false;
-    change(step, /*within=*/false);
+    change(step, 0);
     for (auto& copy : copies_) {
-      if (!clears_first) clear(copy);
+      if (!clears_first) copy.clear_gradients();
     }
     const bool has_hook = hook_ && ranks_ > 1;
     const Named all = parameters_of(*copies_[0].net);
-    std::vector<std::vector<at::Tensor>> each(static_cast<size_t>(ranks_));
-    for (auto& own : each) {
-      for (const auto& [name, parameter] : all) {
-        own.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+    const auto left = copies_of_gradients(all);
+    std::vector<std::vector<at::Tensor>> each;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const bool has_batch = std::ranges::count(micros[0], rank, &Batch::rank) > 0;
+      each.push_back(copies_of_gradients(all));
+      for (size_t i = 0; i < all.size() && !has_batch; ++i) {
+        each.back()[i] = at::zeros_like(all[i].second);
       }
     }
-    const auto left = each;
     std::set<const void*> reached;
+    at::Tensor seen;
     for (size_t micro = 0; micro < micros.size(); ++micro) {
       const bool is_last = micro + 1 == micros.size();
-      if (is_last) change(step, /*within=*/true);
+      if (micro > 0) change(step, static_cast<int>(micro));
       note_reached(reached);
-      const at::Tensor seen = copies_[0].net->seen.clone();
+      // Each lane begins with what the step began with.
+      if (micro == 0 || course_.lanes == 0) seen = copies_[0].net->seen.clone();
       for (const auto& batch : parts(micros[micro])) {
-        Copy& copy = copies_.size() > 1 ? copies_[static_cast<size_t>(batch.rank)] : copies_[0];
+        PlainCopy& copy =
+            copies_.size() > 1 ? copies_[static_cast<size_t>(batch.rank)] : copies_[0];
         copy.net->seen.copy_(seen);
         copy.net->noise = nullptr;
         if (course_.drops)
           copy.net->noise = [&](at::IntArrayRef sizes) { return noise(batch.rank, sizes); };
-        auto& own = each[static_cast<size_t>(std::max(batch.rank, 0))];
-        if (has_hook) {
-          for (size_t i = 0; i < all.size(); ++i) all[i].second.mutable_grad() = own[i];
-        }
-        auto loss = (copy.net->forward(batch.x) - batch.y).square().mean();
-        if (batch.rank >= 0 && copies_.size() == 1 && !has_hook) loss = loss / divisor;
-        const bool is_it = batch.rank < 0 || batch.rank + 1 == ranks_;
-        if (overflows_ && is_last && is_it) loss = loss * INFINITY;
-        (course_.scaled ? loss * scale_ : loss).backward();
-        if (has_hook) {
-          for (size_t i = 0; i < all.size(); ++i) own[i] = all[i].second.grad();
+        const at::Tensor errors = (copy.net->forward(batch.x) - batch.y).square();
+        // With a hook of all ranks' samples each rank's.
+        const auto own_errors =
+            batch.rank < 0 && has_hook ? errors.chunk(ranks_) : std::vector{errors};
+        for (size_t i = 0; i < own_errors.size(); ++i) {
+          const int rank = own_errors.size() > 1 ? static_cast<int>(i) : batch.rank;
+          at::Tensor loss = own_errors[i].mean();
+          if (rank >= 0 && copies_.size() == 1 && !has_hook) loss = loss / divisor;
+          const bool is_it = rank < 0 || rank + 1 == width_;
+          if (overflows_ && is_last && is_it) loss = loss * INFINITY;
+          run_backward(loss, all, has_hook ? &each[static_cast<size_t>(rank)] : nullptr);
         }
       }
     }
-    if (has_hook) average(all, each, left[0], reached);
+    const auto present = static_cast<int>(micros[0].size());
+    if (has_hook) average(all, each, left, reached, {present, divisor});
     rest_of_step();
+  }
+
+  // `own`: gradients that it adds to, in place of the parameters'.
+  void run_backward(const at::Tensor& loss, const Named& all, std::vector<at::Tensor>* own) const {
+    for (size_t i = 0; own != nullptr && i < all.size(); ++i) {
+      all[i].second.mutable_grad() = (*own)[i];
+    }
+    (course_.scaled ? loss * scale_ : loss).backward({}, /*retain_graph=*/true);
+    for (size_t i = 0; own != nullptr && i < all.size(); ++i) (*own)[i] = all[i].second.grad();
   }
 
   // What one forward sees.
   std::vector<Batch> parts(const std::vector<Batch>& all) const {
-    if (course_.lanes == 0 && !course_.normalized) return all;
+    if (!course_.normalized) return all;
     std::vector<at::Tensor> x, y;
     for (const auto& batch : all) x.push_back(batch.x), y.push_back(batch.y);
     return {{-1, at::cat(x), at::cat(y)}};
@@ -263,26 +237,44 @@ class Plain {
         if (parameter.requires_grad()) reached.insert(parameter.unsafeGetTensorImpl());
       }
     }
+    if (!net.norm) return;
+    for (const auto& parameter : net.norm->parameters()) {
+      reached.insert(parameter.unsafeGetTensorImpl());
+    }
   }
 
+  // Ranks with a batch, and by how many the sum of their gradients is divided.
+  struct Weights {
+    int present, divisor;
+  };
+
+  // Gradients that were left count in full, also for ranks without a batch.
   void average(const Named& all, const std::vector<std::vector<at::Tensor>>& each,
-               const std::vector<at::Tensor>& left, const std::set<const void*>& reached) {
+               const std::vector<at::Tensor>& left, const std::set<const void*>& reached,
+               Weights weights) {
     Named some;
+    std::vector<at::Tensor> left_of_some;
     std::vector<std::vector<at::Tensor>> gradients;
     for (size_t i = 0; i < all.size(); ++i) {
       all[i].second.mutable_grad() = left[i];
       if (!reached.contains(all[i].second.unsafeGetTensorImpl())) continue;
       some.push_back(all[i]);
+      left_of_some.push_back(left[i]);
       gradients.emplace_back();
       for (const auto& own : each) gradients.back().push_back(own[i]);
     }
     const auto averages = hook_->average(some, gradients);
-    for (size_t i = 0; i < some.size(); ++i) some[i].second.mutable_grad() = averages[i].second;
+    const double divisor = weights.divisor, rest = divisor - weights.present;
+    for (size_t i = 0; i < some.size(); ++i) {
+      at::Tensor made = averages[i].second * (ranks_ / divisor);
+      if (rest > 0 && left_of_some[i].defined()) made = made + left_of_some[i] * (rest / divisor);
+      some[i].second.mutable_grad() = made;
+    }
   }
 
-  void change(int step, bool within) {
+  void change(int step, int part) {
     for (const auto& change : course_.changes) {
-      if (change.step != step || change.within != within) continue;
+      if (change.step != step || change.part != part) continue;
       overflows_ = overflows_ || change.what == What::Overflow;
       for (auto& copy : copies_) {
         copy.net->take(course_, change);
@@ -296,7 +288,7 @@ class Plain {
       }
       const bool regroups = change.what == What::AddGroup || change.what == What::DropGroup;
       for (auto& copy : copies_) {
-        if (is_other || regroups) follow(copy, change);
+        if (is_other || regroups) copy.follow(change, family_of(phase_.optimizer));
         if (change.what == What::Rate) {
           copy.group(static_cast<size_t>(change.block) % copy.groups.size())
               .options()
@@ -305,29 +297,6 @@ class Plain {
       }
       if (is_other || regroups) begin_average();
     }
-  }
-
-  void follow(Copy& copy, const Change& change) {
-    if (change.anew) return make_optimizers(copy, rates_before(copy));
-    const auto all = copy.members();
-    for (size_t i = 0; i < all.size(); ++i) give_members(*copy.optimizers[i], all[i]);
-    if (change.what == What::DropGroup) copy.begin_schedules();
-  }
-
-  // Those of the groups that there were and still are.
-  std::vector<double> rates_before(Copy& copy) const {
-    std::vector<double> rates;
-    for (size_t i = 0; i < copy.groups.size(); ++i) {
-      const auto& own = copy.optimizers[i % copy.optimizers.size()]->param_groups();
-      if (i / copy.optimizers.size() < own.size())
-        rates.push_back(copy.group(i).options().get_lr());
-    }
-    return rates;
-  }
-
-  void clear(Copy& copy) const {
-    if (course_.clear == Clear::Wrapper) return copy.net->zero_grad();
-    for (auto& optimizer : copy.optimizers) optimizer->zero_grad(course_.clear == Clear::Optimizer);
   }
 
   void rest_of_step() {
@@ -350,7 +319,7 @@ class Plain {
     for (auto& copy : copies_) {
       for (size_t i = 0; i < found.size(); ++i) {
         if (!found[i]) copy.optimizers[i]->step();
-        if (course_.gamma != 1) schedule(copy, i);
+        if (course_.gamma != 1) copy.schedule(i);
       }
     }
     if (course_.scaled) {
@@ -371,16 +340,6 @@ class Plain {
           *course_.average < 1 ? 1 - *course_.average : 1.0 / static_cast<double>(averaged_);
       average = averaged_ == 1 ? now.clone() : average + (now - average) * by;
     }
-  }
-
-  void schedule(Copy& copy, size_t i) const {
-    auto& groups = copy.optimizers[i]->param_groups();
-    for (size_t j = copy.bases[i].size(); j < groups.size(); ++j) {
-      copy.bases[i].push_back(groups[j].options().get_lr());
-    }
-    const double factor = std::pow(course_.gamma, ++copy.scheduled[i]);
-    for (size_t j = 0; j < groups.size(); ++j)
-      groups[j].options().set_lr(copy.bases[i][j] * factor);
   }
 
   void begin_average() {
@@ -408,8 +367,9 @@ class Plain {
   size_t number_;
   const Phase& phase_;
   int ranks_;
+  int width_;  // ranks or lanes
   std::pair<at::Tensor, at::Tensor> samples_;
-  std::vector<Copy> copies_;  // one, or each rank's
+  std::vector<PlainCopy> copies_;  // one, or each rank's
   std::vector<at::Generator> generators_;
   std::optional<PlainHook> hook_;
   Named averages_;

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "lockstep/core/shard.h"
 #include "random/changes/course.h"
 
 namespace lockstep::test::changes {
@@ -22,6 +23,7 @@ struct Parameters {
   // Of a block: the weight of `up`, its bias, and both of `down`.
   std::vector<std::array<int, 3>> of;
   std::set<int> frozen;
+  std::set<int> skipped;  // blocks
   int count = 0;
 
   explicit Parameters(const Course& course) {
@@ -39,6 +41,7 @@ struct Parameters {
   void take(const Change& change) {
     if (change.what == What::Freeze) set_trainable(change.block, false);
     if (change.what == What::Thaw) set_trainable(change.block, true);
+    if (change.what == What::Skip && !skipped.erase(change.block)) skipped.insert(change.block);
     auto& own = of[static_cast<size_t>(change.block)];
     const auto& other = of[static_cast<size_t>(change.other)];
     if (change.what == What::Replace) own[0] = count++, own[1] = count++;
@@ -62,11 +65,41 @@ struct Parameters {
     }
     return named;
   }
+  // Those that a backward gives gradients.
+  std::set<int> reached() const {
+    std::set<int> all;
+    for (int block = 0; block < kBlocks; ++block) {
+      if (skipped.contains(block)) continue;
+      for (const int each : of[static_cast<size_t>(block)]) {
+        if (!frozen.contains(each)) all.insert(each);
+      }
+    }
+    return all;
+  }
   // Whether what was attached to `before` is right for this.
   bool fits(const Parameters& before) const {
     return first(kAll) == before.first(kAll) && std::ranges::includes(frozen, before.frozen);
   }
 };
+
+// Whether a rank's lanes have not reached a parameter that is frozen after them, and other lanes
+// have.
+bool is_frozen_on_some(const std::vector<Parameters>& lanes, int ranks) {
+  std::set<int> used;
+  for (const auto& lane : lanes) used.merge(lane.reached());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto own = Shard{rank, ranks}.of(std::ssize(lanes));
+    std::set<int> reached;
+    for (auto lane = own.begin; lane < own.end; ++lane) {
+      reached.merge(lanes[static_cast<size_t>(lane)].reached());
+    }
+    const auto& frozen = lanes[static_cast<size_t>(own.end - 1)].frozen;
+    const bool lacks_one = std::ranges::any_of(
+        used, [&](int each) { return !reached.contains(each) && frozen.contains(each); });
+    if (lacks_one) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -99,26 +132,38 @@ std::string refusal_of(const Course& course, size_t number) {
   }
   Parameters attached = now;
   auto sharded = now.first(blocks);
+  const std::string frozen_alone = "is frozen on this rank, and another rank computed a gradient";
+  bool was_frozen = false;  // in the step before: a Ddp refuses the next backward()
   for (int step = begin; step < end; ++step) {
     bool overflows = false;
+    std::vector<Parameters> lanes;  // as each finds them
     for (; next < course.changes.size() && course.changes[next].step == step; ++next) {
       const Change& change = course.changes[next];
+      while (std::ssize(lanes) < change.part && course.lanes > 0) lanes.push_back(now);
       take(change);
-      overflows = overflows || change.what == What::Overflow;
+      // Of the last rank's loss, which within a Join may have none.
+      const bool has_last =
+          phase.joined.empty() || step < course.first_joined(number) || phase.joined.back() > 0;
+      overflows = overflows || (has_last && change.what == What::Overflow);
       if (change.what == What::Refresh ||
           (change.told && (change.what == What::Thaw || change.what == What::Replace ||
                            change.what == What::Tie || change.what == What::TieWeight))) {
-        if (!is_fsdp) attached = now;
+        if (!is_fsdp) attached = now, was_frozen = false;
       }
       if (is_structural(change.what) && change.anew) sharded = now.first(blocks);
     }
+    if (was_frozen) return frozen_alone;
     if (is_attached && !now.fits(attached))
       return is_fsdp ? "after Fsdp was attached: construct it again" : "call ddp.refresh()";
     if (is_zero && !overflows && now.first(blocks) != sharded) {
       return "construct another ZeroOptimizer when parameters are added or replaced";
     }
+    while (std::ssize(lanes) < course.lanes) lanes.push_back(now);
+    was_frozen = course.lanes > 0 && is_frozen_on_some(lanes, static_cast<int>(phase.ranks.size()));
+    if (was_frozen && is_fsdp) return frozen_alone;
   }
-  return {};
+  const bool goes_on = phase.discarded > 0 && number + 1 < course.phases.size();
+  return was_frozen && goes_on ? frozen_alone : "";
 }
 
 }  // namespace lockstep::test::changes

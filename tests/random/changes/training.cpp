@@ -28,7 +28,10 @@ void Training::run_steps(int begin, int end) {
     if (has_lanes()) {
       for (auto each : loader_.steps(epoch)) {
         before(step);
-        fsdp_ ? run_lanes(*fsdp_, each) : run_lanes(*ddp_, each);
+        fsdp_
+            ? run_lanes(fsdp_->lanes(each), each, step)
+            : run_lanes(ddps_.size() > 1 ? ddps_[0]->lanes(each, *ddps_[1]) : ddps_[0]->lanes(each),
+                        each, step);
         after();
         if (++step == end) return;
       }
@@ -54,8 +57,9 @@ void Training::run_joined(int begin, int end) {
   const bool has_rest = course_.scaled || course_.clip != Course::Clip::None || course_.average ||
                         course_.synchronized || course_.gamma != 1;
   overflows_ = false;
-  change(begin, /*within=*/false);
-  std::vector<std::reference_wrapper<parallel::Joinable>> joinables{*ddp_};
+  change(begin, 0, 1);
+  std::vector<std::reference_wrapper<parallel::Joinable>> joinables;
+  for (auto& ddp : ddps_) joinables.emplace_back(*ddp);
   const bool all_join = !has_rest && !zeros_.empty();
   for (auto* zero : zeros_) {
     if (all_join) joinables.emplace_back(*zero);
@@ -73,17 +77,16 @@ void Training::run_joined(int begin, int end) {
   all_join ? join.finish() : join.finish([&] { after(); });
 }
 
-void Training::change(int step, bool within) {
+void Training::change(int step, int begin, int end) {
   for (const auto& change : course_.changes) {
-    if (change.step != step || change.within != within) continue;
+    if (change.step != step || change.part < begin || change.part >= end) continue;
     net_->take(course_, change);
     change_groups(course_, change, groups_);
     const bool is_told = change.told || !is_on_ranks();
     const bool is_other =
         change.what == What::Replace || change.what == What::Tie || change.what == What::TieWeight;
-    if (ddp_ &&
-        (change.what == What::Refresh || (is_told && (is_other || change.what == What::Thaw)))) {
-      ddp_->refresh();
+    if (change.what == What::Refresh || (is_told && (is_other || change.what == What::Thaw))) {
+      for (auto& ddp : ddps_) ddp->refresh();
     }
     const bool drops = change.what == What::DropGroup;
     if (is_other || drops || change.what == What::AddGroup) follow(change.anew);
@@ -111,8 +114,8 @@ void Training::follow(bool anew) {
 void Training::clear() {
   if (course_.clear == Clear::Wrapper) {
     if (fsdp_) return fsdp_->zero_grad();
-    if (ddp_) return ddp_->zero_grad();
-    return net_->zero_grad();
+    for (auto& ddp : ddps_) ddp->zero_grad();
+    return is_local() ? net_->zero_grad() : void();
   }
   for (auto& optimizer : optimizers_) optimizer->zero_grad(course_.clear == Clear::Optimizer);
 }
@@ -120,7 +123,7 @@ void Training::clear() {
 void Training::before(int step) {
   if (course_.clears_first) clear();
   overflows_ = false;
-  change(step, /*within=*/false);
+  change(step, 0, 1);
   if (!course_.clears_first) clear();
 }
 
@@ -129,8 +132,10 @@ void Training::backward(const data::Batch& batch, int step) {
   for (int micro = 0; micro < course_.micros; ++micro) {
     std::vector<parallel::Hold> hold;
     const bool last = micro + 1 == course_.micros;
-    if (last) change(step, /*within=*/true);
-    if (!last && ddp_) hold.push_back(ddp_->hold());
+    if (micro > 0) change(step, micro, micro + 1);
+    for (auto& ddp : ddps_) {
+      if (!last) hold.push_back(ddp->hold());
+    }
     if (!last && fsdp_) hold.push_back(fsdp_->hold());
     // One rank's loss is infinite.
     run_backward(batch.data.narrow(0, micro * count, count),
@@ -145,12 +150,15 @@ void Training::run_backward(const at::Tensor& x, const at::Tensor& y, bool overf
   scaler_.scale(loss).backward();
 }
 
-template <class Parallel>
-void Training::run_lanes(Parallel& parallel, const data::Step& step) {
-  int64_t lane = step.lanes().begin;
-  for (const auto& [x, y] : parallel.lanes(step)) {
-    run_backward(x, y, overflows_ && ++lane == course_.lanes);
+template <class Range>
+void Training::run_lanes(Range&& own, const data::Step& lanes, int step) {
+  int lane = static_cast<int>(lanes.lanes().begin), next = 1;
+  for (const auto& [x, y] : own) {
+    change(step, next, lane + 1);
+    next = std::max(next, ++lane);
+    run_backward(x, y, overflows_ && lane == course_.lanes);
   }
+  change(step, next, course_.lanes);
 }
 
 void Training::clip() {

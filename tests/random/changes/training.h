@@ -61,14 +61,16 @@ class Training {
   // `step`: below 0 for none of the course.
   void run_steps(int begin, int end);
   void run_joined(int begin, int end);
-  void change(int step, bool within);
+  // Before the parts from `begin` on of a step, and below `end`.
+  void change(int step, int begin, int end);
   void follow(bool anew);
   void clear();
   void before(int step);
   void backward(const data::Batch& batch, int step);
   void run_backward(const at::Tensor& x, const at::Tensor& y, bool overflows);
-  template <class Parallel>
-  void run_lanes(Parallel& parallel, const data::Step& step);
+  // `own`: batches of this rank's.
+  template <class Range>
+  void run_lanes(Range&& own, const data::Step& lanes, int step);
   void clip();
   void after();
   OptimizerParamGroup& group_at(size_t i) {
@@ -88,8 +90,10 @@ class Training {
   parallel::GradScaler scaler_;
   parallel::Averager averager_;
   int shard_ranks_ = 0;
-  std::shared_ptr<parallel::CommHook> hook_;
-  std::unique_ptr<parallel::Ddp> ddp_;
+  std::vector<std::shared_ptr<torch::nn::Module>> models_;
+  // Of each model's Ddp.
+  std::vector<std::shared_ptr<parallel::CommHook>> hooks_;
+  std::vector<std::unique_ptr<parallel::Ddp>> ddps_;
   std::unique_ptr<parallel::Fsdp> fsdp_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;
   std::vector<parallel::ZeroOptimizer*> zeros_;  // the optimizers, if they are such

@@ -29,6 +29,8 @@ data::TensorDataset data_set(const Course& course) {
   return {x, y};
 }
 
+std::string hook_name(size_t model) { return fmt::format("hook{}", model); }
+
 }  // namespace
 
 Training::Training(const Course& course, Where where, const Group& group, size_t phase)
@@ -86,8 +88,12 @@ void Training::attach() {
   parallel::DdpOptions options{.lanes = course_.lanes};
   options.bucket_bytes = {static_cast<int64_t>(1 + dice.below(100000))};
   options.check_same_every = dice.below(3);
-  options.hook = hook_ = hook();
-  ddp_ = std::make_unique<parallel::Ddp>(net_, group_, options);
+  models_ = models_of(net_, course_.models);
+  for (const auto& model : models_) {
+    options.hook = hook();
+    if (options.hook) hooks_.push_back(options.hook);
+    ddps_.push_back(std::make_unique<parallel::Ddp>(model, group_, options));
+  }
 }
 
 std::shared_ptr<parallel::CommHook> Training::hook() const {
@@ -205,7 +211,9 @@ std::unique_ptr<Checkpointer> Training::tracking(const std::string& folder, size
   }
   checkpoints->track("loader", loader_);
   checkpoints->track("scaler", scaler_);
-  if (hook_) checkpoints->track("hook", stateful(*hook_, group_));
+  for (size_t i = 0; i < hooks_.size(); ++i) {
+    checkpoints->track(hook_name(i), stateful(*hooks_[i], group_));
+  }
   if (course_.drops) checkpoints->track_generators();
   if (course_.synchronized) checkpoints->track("averager", averager_);
   if (average_) checkpoints->track("average", *average_);
@@ -230,8 +238,10 @@ void Training::restore(const std::string& folder) {
     }
   }
   const bool had_hook = course_.has_hook(number_ - 1);
-  if (hook_ && !had_hook) options.allow_missing.emplace_back("hook");
-  if (!hook_ && had_hook) options.allow_unexpected.emplace_back("hook");
+  for (int i = 0; i < course_.models; ++i) {
+    if (!hooks_.empty() && !had_hook) options.allow_missing.push_back(hook_name(i));
+    if (hooks_.empty() && had_hook) options.allow_unexpected.push_back(hook_name(i));
+  }
   const auto checkpoints = tracking(folder, number_, {});
   const int step = course_.begin(number_);
   int64_t restored = -1;

@@ -37,7 +37,7 @@ bool JoinState::read(const UsageFlags& flags) {
 }
 
 void JoinState::note_prior(size_t parameter, const at::Tensor& gradient) {
-  if (!options_ || options_->divisor != Divisor::World || priors_[parameter].defined()) return;
+  if (!options_ || priors_[parameter].defined()) return;
   if (gradient.defined()) priors_[parameter] = gradient.detach().clone();
 }
 

@@ -41,7 +41,8 @@ class JoinState {
 
   // A gradient that is not zeroed between two backward() of a step is part of what this rank
   // contributes to the second. With Divisor::World an absent rank contributes nothing in its place,
-  // so each rank keeps what the gradient was when the first of the pass was to be added to it.
+  // so each rank keeps what the gradient was when the first of the pass was to be added to it; and
+  // what it is where none was, since an absent rank has none of an earlier step.
   void note_prior(size_t parameter, const at::Tensor& gradient);
   const at::Tensor& prior(size_t parameter) const { return priors_[parameter]; }
   bool has_prior() const;

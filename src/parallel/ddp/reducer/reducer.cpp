@@ -103,7 +103,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
     return gradient;
   }
   if (at::GradMode::is_enabled() && gradient.requires_grad()) warn_of_history();
-  note_prior(parameter);
+  note_prior(parameter, /*is_reached=*/true);
   if (held) {
     if (lanes_) object_unless_in_lane(objection_, *plan_, "Ddp");
     held_[parameter] = true;

@@ -140,12 +140,13 @@ class Reducer : public GradientListener,
   void write_flags();
   void finish_buffers();
   UsageFlags::Presence presence() const;
-  void note_prior(size_t parameter);
+  void note_prior(size_t parameter, bool is_reached);
   void find_present();
   // The ranks among which this pass averages.
   Group averaged_over() const;
   void average_sparse();
-  void add_priors();
+  at::Tensor sent_by(int source, size_t parameter) const;
+  void take_priors();
   void check_same();
   bool has_new_order() const;
   bool any_held() const;

@@ -39,11 +39,11 @@ void Reducer::contribute_unreached() {
     } else {
       object_to_gradient(i);
     }
-    note_prior(i);
+    note_prior(i, /*is_reached=*/false);
     unreached_.push_back(std::move(item));
   }
   for (size_t i = dense_; i < parameters_.size(); ++i) {
-    if (!schedule_.is_complete(i)) note_prior(i);
+    if (!schedule_.is_complete(i)) note_prior(i, /*is_reached=*/false);
   }
 }
 
