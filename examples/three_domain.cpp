@@ -77,7 +77,7 @@ Arguments arguments_of(int argc, char** argv) {
     const size_t end = std::min(word.find('='), word.size());
     if (!word.starts_with("--") || end <= 2) continue;
     const std::string flag = flag_of(word.substr(2, end - 2));
-    word = end == word.size() ? flag : word_of(flag, word.substr(end + 1));
+    word = flag + word.substr(end);
   }
   for (size_t i = 0; i < given.size(); ++i) {
     std::string file;

@@ -31,6 +31,21 @@ struct Flags {
   bool dry_run = false, force = false;
 };
 
+// A run is resumed from its latest checkpoint, or not. CLI11 also takes "2nd-run" for true.
+inline CLI::Validator whether_to_resume() {
+  return CLI::Validator(
+      [](std::string& text) {
+        if (text == "latest") text = "true";
+        bool unused = false;
+        const bool is_number = text.size() > 1 && text.front() <= '9';
+        const bool good = !is_number && CLI::detail::lexical_cast(text, unused);
+        return good ? std::string()
+                    : "'" + text + "' is none of true, false and latest: a run is resumed from " +
+                          "the checkpoints in its own --output-dir";
+      },
+      "");
+}
+
 // What is not a value of RunOptions, or only spelt in another way.
 inline void add_flags(CLI::App& app, Flags& flags) {
   rl::RunOptions& o = flags.run;
@@ -118,7 +133,8 @@ inline void add_flags(CLI::App& app, Flags& flags) {
       "seconds that a rank waits for the episodes of the others");
   add("--save-every", o.save_every, "iterations");
   app.add_flag("--strict-save", o.strict_save, "a full disk ends the run at the next checkpoint");
-  app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one");
+  app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one")
+      ->transform(whether_to_resume());
   app.add_flag("--dry-run", flags.dry_run,
                "print curriculum, memory and collectives; train and write nothing");
   app.add_flag("--force", flags.force, "also where the host's memory is too small for the model");
@@ -148,12 +164,6 @@ inline std::string flag_of(std::string key) {
     if (flag == other) return std::string(own);
   }
   return flag;
-}
-
-// A flag and its value in one word. A run is resumed from its latest checkpoint, or not.
-inline std::string word_of(const std::string& flag, const std::string& value) {
-  const bool is_latest = flag == "--resume" && value == "latest";
-  return flag + "=" + (is_latest ? "true" : value);
 }
 
 // learning_rate for "--learning-rate".
@@ -240,7 +250,16 @@ class FileFlags {
       return object(value, "the value of " + name + " is empty: give one, or leave the key out");
     }
     values_[flag] = text;
-    if (flag != "--num-gpus" || !is_launched()) words_.push_back(word_of(flag, text));
+    const std::string word = flag + "=" + text;
+    try {
+      known_.parse(std::vector<std::string>{word});
+      example::check_values(*known_.get_option(flag));
+    } catch (const CLI::ParseError& error) {
+      return object(value, name + ": " + error.what());
+    } catch (const lockstep::ConfigError& error) {
+      return object(value, name + ": " + error.what());
+    }
+    if (flag != "--num-gpus" || !is_launched()) words_.push_back(word);
   }
 
   std::string hint(const std::string& section, const std::string& flag, bool is_own) const {

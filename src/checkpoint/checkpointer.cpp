@@ -9,11 +9,13 @@
 #include <thread>
 
 #include "checkpoint/format/checksum.h"
+#include "checkpoint/format/directory/folder_lock.h"
 #include "checkpoint/format/directory/latest.h"
 #include "checkpoint/generators.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
 #include "comm/text.h"
+#include "core/files/lasting_path.h"
 #include "core/process/own_process.h"
 #include "core/process/thread.h"
 #include "lockstep/core/error.h"
@@ -68,6 +70,9 @@ void check_same_checkpoint(const std::vector<std::string>& reports) {
         reports[rank].substr(1 + Restore::kIdentity)));
   }
 }
+
+// Of a checkpoint's folder. The directory may have another path on another rank.
+std::string folder_name(const std::string& folder) { return folder.substr(folder.rfind('/') + 1); }
 
 // A line that differs between two ranks.
 std::string first_difference(const std::vector<std::string>& texts) {
@@ -183,7 +188,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
     mine = kWell + hex(checksum(text));
     if (group.rank() == 0) {
       if (!directory) directory = std::make_unique<Directory>(path, files);
-      mine += directory->begin(step);
+      mine += folder_name(directory->begin(step));
     }
   } catch (...) {
     mine = kFailed + comm::thrown_text();
@@ -216,7 +221,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
             .files = &files,
             .directory = directory.get(),
             .retention = options.retention,
-            .folder = reports[0].substr(17),
+            .folder = path + "/" + reports[0].substr(17),
             .manifest = manifest_of(state, step),
             .share = std::move(share)};
   save.manifest.metrics = metrics;
@@ -229,7 +234,9 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
     mend_latest(path, files);
     try {
       if (restore_options.damaged == Damaged::Error) {
-        if (const auto newest = newest_checkpoint(path, files)) mine += *newest + '\0';
+        if (const auto newest = newest_checkpoint(path, files)) {
+          mine += folder_name(*newest) + '\0';
+        }
       } else if (is_there(path, files)) {
         const auto listing = list_checkpoints(path, files);
         for (const auto& name : listing.unreadable) {
@@ -239,7 +246,7 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
                           path, name));
         }
         for (auto i = listing.checkpoints.rbegin(); i != listing.checkpoints.rend(); ++i) {
-          mine += path + "/" + i->name + '\0';
+          mine += i->name + '\0';
         }
       }
     } catch (const std::exception& error) {
@@ -251,7 +258,7 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
   std::vector<std::string> folders;
   for (size_t begin = 1, end; begin < text.size(); begin = end + 1) {
     end = text.find('\0', begin);  // of any other byte there may be one in a path
-    folders.push_back(text.substr(begin, end - begin));
+    folders.push_back(path + "/" + text.substr(begin, end - begin));
   }
   return folders;
 }
@@ -290,7 +297,7 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
   check(options);
   impl_.reset(new Impl{.group = group,
                        .writing = options.async ? group.split(0, group.rank()) : group,
-                       .path = std::move(directory),
+                       .path = without_end_slash(lasting_path(directory)),
                        .options = options,
                        .files = options.files == nullptr ? system_files() : *options.files});
 }

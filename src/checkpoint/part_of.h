@@ -42,4 +42,8 @@ std::vector<Part> parts_of(const Sizes& sizes, const Sizes& strides, const Range
 // element of the range.
 Piece part_piece(std::string name, const PartOf& whole, const at::Tensor& values);
 
+// By this value a checkpoint says that a communication hook was tracked, which may have had no
+// state yet. A run without the hook lacks nothing of it.
+inline constexpr const char* kHookIsThere = "hook_is_there";
+
 }  // namespace lockstep::checkpoint

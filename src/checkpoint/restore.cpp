@@ -14,6 +14,7 @@
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/in_threads.h"
+#include "checkpoint/part_of.h"
 #include "checkpoint/stored_view.h"
 #include "comm/text.h"
 #include "comm/transport.h"
@@ -247,7 +248,9 @@ void Restore::find_unexpected() {
     faults_.push_back(fmt::format("{}{} is unexpected: nothing here has that name", kind, name));
   };
   for (const auto& [name, tensor] : manifest().tensors) look(name, "");
-  for (const auto& [name, value] : manifest().values) look(name, "value ");
+  for (const auto& [name, value] : manifest().values) {
+    if (!name.ends_with(std::string("/") + kHookIsThere)) look(name, "value ");
+  }
 }
 
 void Restore::plan() {

@@ -248,7 +248,15 @@ void check_memory(std::string_view what, at::IntArrayRef sizes, const at::Tensor
                             options.device().str()));
 }
 
-void check_stream(Collective what, const CallOptions& options, at::Device device) {
+void check_options(Collective what, ReduceOp op, const CallOptions& options, at::Device device) {
+  if (options.divide_by != 0 && op != ReduceOp::Average) {
+    refuse(what, "CallOptions::divide_by = {} is for ReduceOp::Average: leave it out",
+           options.divide_by);
+  }
+  if (options.factor != 1 && op != ReduceOp::PreMulSum) {
+    refuse(what, "CallOptions::factor = {} is for ReduceOp::PreMulSum: leave it out",
+           options.factor);
+  }
   if (!options.stream) return;
   if (device.is_cpu())
     refuse(what, "CallOptions::stream is for tensors on a device, these are on the CPU");

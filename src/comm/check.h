@@ -45,7 +45,8 @@ void check_rank(Collective what, int rank, int size);
 // The arguments of Group::empty() and shared(), for memory that the transport carries.
 void check_memory(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options,
                   const Transport& transport);
-// An explicit stream against where the tensors are.
-void check_stream(Collective what, const CallOptions& options, at::Device device);
+// An explicit stream against where the tensors are, and what belongs to one reduction against the
+// one that is made.
+void check_options(Collective what, ReduceOp op, const CallOptions& options, at::Device device);
 
 }  // namespace lockstep::comm

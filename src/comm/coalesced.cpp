@@ -86,7 +86,7 @@ void check(const Shape& shape, const Group& group, const Tensors& tensors,
     if (reduces(shape.what)) check_reduction(shape.what, dtype, shape.op);
     if (group.has_python_ranks()) check_for_python(shape.what, dtype, shape.op);
     check_device(shape.what, tensor, group.transport(), tensors[0].device());
-    check_stream(shape.what, options, tensor.device());
+    check_options(shape.what, shape.op, options, tensor.device());
   }
 }
 

@@ -112,8 +112,7 @@ Work Group::start(Request request, const CallOptions& options) const {
         "divide_by = {}: a number above 0, for tensors on the CPU, in a group without Python ranks",
         request.divide_by);
   }
-  if (request.op != ReduceOp::Average) request.divide_by = 0;
-  check_stream(request.what, options, device);
+  check_options(request.what, request.op, options, device);
   check_outputs(request.what, request.outputs);
   // autograd refuses a backward() that needs what was in an output before.
   for (const at::Tensor& output : request.outputs) {
@@ -269,7 +268,7 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   for (const int peer : {peers.to, peers.from}) check_rank(Collective::Send, peer, size());
   // Before anything is sent.
   check_device(Collective::Recv, output, *transport_, output.device());
-  check_stream(Collective::Recv, options, output.device());
+  check_options(Collective::Recv, ReduceOp::Sum, options, output.device());
   if (has_python_ranks()) check_for_python(Collective::Recv, output.scalar_type(), ReduceOp::Sum);
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});

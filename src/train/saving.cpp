@@ -402,18 +402,19 @@ std::map<std::string, double> Training::metrics_of_step() const {
 // The folder whose metric is that of the best evaluation; empty when there is none.
 std::string Training::best_in_directory() {
   const auto& saving = options_.saving;
-  return seen_by_main([&] {
+  const std::string name = seen_by_main([&] {
     std::string folder;
     if (!checkpoint::newest_checkpoint(saving.directory)) return folder;
     for (const auto& one : checkpoint::list_checkpoints(saving.directory).checkpoints) {
       // Of equals the newest, which is the one that is kept.
       const auto value = one.metrics.find(saving.best->metric);
       if (value != one.metrics.end() && value->second == best_saved_) {
-        folder = saving.directory + "/" + one.name;
+        folder = one.name;
       }
     }
     return folder;
   });
+  return name.empty() ? "" : saving.directory + "/" + name;
 }
 
 // What is written in the background is on the disk when this returns, or it throws.

@@ -11,6 +11,7 @@
 
 #include "comm/together.h"
 #include "core/divided_up.h"
+#include "core/files/lasting_path.h"
 #include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
@@ -75,6 +76,9 @@ Training::Training(const comm::World& world, std::vector<Part> parts, StepFuncti
   state_.ranks = world.size();
   check_options(options_, parts, data, world.group());
   compare_options(options_, parts, data, world.group());
+  for (auto* path : {&options_.saving.directory, &options_.saving.resume_from}) {
+    *path = lasting_path(*path);
+  }
   if (!options_.loader.device) options_.loader.device = world.device();
   options_.ddp.lanes = options_.loader.lanes;
   if (options_.fsdp) options_.fsdp->lanes = options_.loader.lanes;

@@ -14,6 +14,7 @@
 
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/stateful.h"
 #include "support/folder.h"
 #include "support/spawn.h"
@@ -154,6 +155,84 @@ TEST(OwnHook, WithStatesOfDifferentSizesIsRefusedOnAnotherNumberOfRanksAlone) {
       EXPECT_EQ(step, 0);
     });
   }
+}
+
+// Counts its passes from the first one on.
+struct CountsLate : CommHook {
+  std::string_view name() const override { return "counts_late"; }
+  comm::Work start(const Group& group, const parallel::Bucket& bucket) override {
+    if (bucket.last) ++passes;
+    return group.all_reduce(bucket.flat, ReduceOp::Average);
+  }
+  std::map<std::string, at::Tensor> state() const override {
+    if (passes == 0) return {};
+    return {{"passes", at::scalar_tensor(passes, at::kLong)}};
+  }
+  void restore(const std::map<std::string, at::Tensor>& state) override {
+    passes = state.empty() ? 0 : state.at("passes").item<int64_t>();
+  }
+  int64_t bytes_sent() const override { return 0; }
+  int64_t passes = 0;
+};
+
+// What a hook keeps from later passes would go into the first gradients.
+TEST(HookState, IsThatOfBeforeTheFirstPassAgain) {
+  for (const int restored : {2, 3}) {
+    const Folder folder;
+    spawn(3, [&](World& world) {
+      const Group ranks = world.group().split(world.rank() < restored ? 0 : 1);
+      const Group saving = world.group().split(world.rank() < 2 ? 0 : 1);
+      const auto run = [&](const Group& group, const auto& body) {
+        for (const std::shared_ptr<CommHook>& hook : std::vector<std::shared_ptr<CommHook>>{
+                 std::make_shared<TopK>(TopKOptions{.fraction = 0.1}),
+                 std::make_shared<CastHook>(at::kBFloat16, CastOptions{.error_feedback = true}),
+                 std::make_shared<CountsLate>()}) {
+          torch::manual_seed(0);
+          torch::nn::Linear net(8, 8);
+          const Ddp ddp(net, group, {.hook = hook});
+          Checkpointer checkpoints(group, folder / std::string(hook->name()));
+          checkpoints.track("hook", stateful(*hook, group));
+          const auto pass = [&] {
+            net->zero_grad();
+            net(torch::full({1, 8}, 1.1 + group.rank())).square().sum().backward();
+            return net->weight.grad().clone();
+          };
+          body(*hook, checkpoints, pass);
+        }
+      };
+      if (world.rank() < 2) {
+        run(saving, [](CommHook&, Checkpointer& checkpoints, const auto&) { checkpoints.save(0); });
+      }
+      world.group().barrier().wait();
+      if (world.rank() >= restored) return;
+      run(ranks, [](CommHook& hook, Checkpointer& checkpoints, const auto& pass) {
+        const at::Tensor first = pass();
+        pass();
+        ASSERT_FALSE(hook.state().empty());
+        checkpoints.restore_latest();
+        EXPECT_TRUE(hook.state().empty()) << hook.name();
+        EXPECT_TRUE(at::equal(pass(), first)) << hook.name();
+      });
+    });
+  }
+}
+
+// As a hook that keeps nothing at all, it may be left out.
+TEST(HookState, ThatIsEmptyIsNotUnexpected) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    int64_t step = 3;
+    for (const bool has_hook : {true, false}) {
+      CastHook hook(at::kBFloat16);
+      Checkpointer checkpoints(world, folder.path());
+      checkpoints.track("step", step);
+      if (has_hook) checkpoints.track("hook", stateful(hook, world));
+      if (has_hook) checkpoints.save(1);
+      step = 0;
+      checkpoints.restore_latest();
+      EXPECT_EQ(step, 3);
+    }
+  });
 }
 
 TEST(OwnHook, GoesOnOnAnotherNumberOfRanks) {

@@ -39,6 +39,47 @@ TEST(CheckpointPath, MayHoldAnyByte) {
   }
 }
 
+// Relative, it is one of the working directory in which the Checkpointer was made.
+TEST(CheckpointPath, StaysWhereItIsWhenTheProgramChangesItsWorkingDirectory) {
+  const Folder folder, elsewhere;
+  for (const bool async : {false, true}) {
+    const std::string name = async ? "behind/" : "run";
+    spawn(2, [&](World& world) {
+      std::filesystem::current_path(folder.path());
+      int64_t epoch = 7;
+      Checkpointer checkpoints(world, name, {.async = async});
+      checkpoints.track("epoch", epoch);
+      checkpoints.save(1);
+      std::filesystem::current_path(elsewhere.path());
+      checkpoints.save(2);
+      checkpoints.finish();
+      epoch = 0;
+      const auto found = checkpoints.restore_latest();
+      ASSERT_TRUE(found);
+      EXPECT_EQ(found->folder, folder / (async ? "behind" : "run") + "/step-00000002");
+      EXPECT_EQ(epoch, 7);
+    });
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
+}
+
+// Each rank reads by its own path of it, as where hosts have it mounted in different places.
+TEST(CheckpointPath, MayDifferBetweenRanks) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "one");
+  std::filesystem::create_directory_symlink(folder / "one", folder / "other");
+  spawn(2, [&](World& world) {
+    const std::string own = folder / (world.rank() == 0 ? "one" : "other") + "/run";
+    int64_t epoch = 7;
+    Checkpointer checkpoints(world, own);
+    checkpoints.track("epoch", epoch);
+    checkpoints.save(1);
+    const auto found = checkpoints.restore_latest();
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->folder, own + "/step-00000001");
+  });
+}
+
 // What a program prints would go into the file whose descriptor is stdout's number.
 TEST(CheckpointPath, NoFileIsStdoutOfAProgramWithoutOne) {
   spawn(1, [](World& world) {

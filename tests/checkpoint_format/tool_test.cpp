@@ -192,6 +192,12 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
   EXPECT_THAT(run(2, "inspect a b"), HasSubstr("b"));
   EXPECT_THAT(run(2, "merge " + one_), HasSubstr("--to is required"));
   EXPECT_THAT(run(1, "merge " + one_ + " --force --to " + runs_), HasSubstr("is a folder: name"));
+  EXPECT_THAT(run(1, "export " + one_ + " --to /dev/null"),
+              HasSubstr("/dev/null: is a device, pipe or socket, which is not replaced: name a "
+                        "folder, or NAME.safetensors for a file"));
+  std::ofstream(out("file")) << "mine";
+  EXPECT_THAT(run(1, "export --force " + one_ + " --to " + out("file")),
+              HasSubstr("/file: is a file: name a folder, or NAME.safetensors"));
   EXPECT_THAT(run(2, "diff " + one_), HasSubstr("B is required"));
   for (const std::string number : {"-1", "nan", "inf", "x"}) {
     EXPECT_THAT(run(2, "diff a b --atol " + number),

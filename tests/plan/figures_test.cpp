@@ -63,5 +63,20 @@ TEST_F(PlanFigures, ASimulationThatIsCutSaysSo) {
   EXPECT_THAT(whole, AllOf(HasSubstr(" in all, goodput 9"), Not(HasSubstr("not done"))));
 }
 
+TEST_F(PlanFigures, SeveralFailureRatesAreALineEach) {
+  const std::string what = "simulate " + run_ + " --ranks 8 --save-seconds 60 ";
+  const auto one = nlohmann::json::parse(lockstep_tool(what + "--failure-hours 900 --json").said);
+  const auto three =
+      nlohmann::json::parse(lockstep_tool(what + "--failure-hours 0.1,900,50000 --json").said);
+  ASSERT_EQ(three.at("runs").size(), 3U);
+  EXPECT_EQ(three["runs"][1], one.at("run"));
+  EXPECT_LT(three["runs"][1]["expected_goodput"], three["runs"][2]["expected_goodput"]);
+  const auto lines = lockstep_tool(what + "--failure-hours 0.1,900,50000").said;
+  EXPECT_THAT(lines, AllOf(HasSubstr("a rank fails every"), HasSubstr("not done    100000\n")));
+  const auto wrong = lockstep_tool(what + "--failure-hours 900,0");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.said, HasSubstr("--failure-hours: 0 is not a time"));
+}
+
 }  // namespace
 }  // namespace lockstep::plan

@@ -105,6 +105,21 @@ def test_a_ramp_begins_with_easy_tasks(folder):
         2, err=r"--ramp 1 needs the embedded domains with --difficulty 2 or 3")
 
 
+def test_the_checkpoint_of_the_last_stage_is_written_again_where_it_is_missing(folder):
+    for flags in {}, {"parallel": "fsdp", "export_hf": None}:
+        output = pathlib.Path(folder, "fsdp" if flags else "ddp")
+        flags |= {"order": "airline"}
+        three_domain(2, output, **flags).expect()
+        stage, kept = output / "grpo_checkpoints/stage_1_airline", output / "kept"
+        stage.rename(kept)
+        three_domain(2, output, resume=None, **flags).expect()
+        run(BIN / "lockstep", "diff", kept, stage).expect()
+        if flags != {"order": "airline"}:
+            (stage / "huggingface/tokenizer.json").unlink()
+            three_domain(2, output, resume=None, **flags).expect()
+            assert (stage / "huggingface/tokenizer.json").exists()
+
+
 def test_an_empty_model_is_refused(folder):
     for words in [["--model", ""], ["--model="]]:
         refused = run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", *words)
@@ -155,6 +170,10 @@ seed: 7
             "  beta: 1\nbeta: 2": r"run.yaml:3: beta is there twice, first in line 2",
             "  beta: 1\nlogging:\n  tensorboard: true":
                 r"run.yaml:4: unknown key logging.tensorboard; of this section",
+            "  iterations: many": r"run.yaml:2: three_domain.iterations: .*--iterations.*many",
+            "  beta: 1\ncheckpoint: {resume: runs/old}":
+                r"run.yaml:3: checkpoint.resume: --resume: 'runs/old' is none of true, false and latest: a run is",
+            "  resume: 2nd": r"run.yaml:2: three_domain.resume: --resume: '2nd' is none of true, false and latest",
             "  beta: 1\nlaunch: {nproc_per_node: 3}\nnum_gpus: 2":
                 r"launch.nproc_per_node is 3, and num_gpus 2"}.items():
         file.write_text(f"three_domain:\n{line}\n")
@@ -218,6 +237,7 @@ def test_numbers_and_names_that_are_wrong_are_named(folder):
         says(name, "99999999999999999999").expect(2, err=rf"{name} 99999999999999999999 is out of range")
     for value in "inf", "1e400":
         says("--learning-rate", value).expect(2, err=r"--learning-rate inf has to be finite")
+    says("--resume=runs/old").expect(2, err=r"--resume: 'runs/old' is none of true, false and latest")
     says("--num-gpuss", 2).expect(2, err=r"unknown option --num-gpuss; the nearest is --num-gpus ")
 
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -44,6 +45,26 @@ std::vector<std::string> saved_in(const std::string& directory) {
     names.push_back(one.name);
   }
   return names;
+}
+
+// A relative directory is one of the working directory in which the Trainer was made.
+TEST(SavedRuns, AProgramMayChangeItsWorkingDirectory) {
+  const Folder folder, elsewhere;
+  for (const int64_t steps : {4, 8}) {
+    spawn(2, [&](World& world) {
+      std::filesystem::current_path(folder.path());
+      TrainNet net;
+      train::TrainerOptions options{.epochs = 0, .max_steps = steps, .loader = {.batch_size = 5}};
+      options.evaluation = {.data = test::train_samples(31, 6), .every_steps = 2};
+      options.saving = {.directory = "run", .every_steps = 2, .best = train::Best{}};
+      train::Trainer trainer(world, net, train::cross_entropy(), test::train_samples(80), options);
+      std::filesystem::current_path(elsewhere.path());
+      const auto outcome = trainer.run();
+      EXPECT_EQ(outcome.state.resumed_at, steps == 4 ? -1 : 4);
+      EXPECT_THAT(outcome.best, testing::StartsWith(folder / "run/step-"));
+    });
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
 }
 
 // The last step of an epoch, and the one of the run.

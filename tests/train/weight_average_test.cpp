@@ -67,6 +67,53 @@ TEST(AveragedTraining, EvaluatesTheAveragesAndTrainsAsWithout) {
   });
 }
 
+// The weights after each step, averaged by hand.
+struct AveragedByHand : train::Callback {
+  AveragedByHand(const test::TrainNet& of, std::function<double(int64_t)> decay)
+      : net(of), decay_of(std::move(decay)) {}
+  void on_step_end(const train::RunState&, train::Requests&) override {
+    const double decay = before == 0 ? 0 : decay_of(before);
+    const at::Tensor now = flat(*net);
+    average = before == 0 ? now : decay * average + (1 - decay) * now;
+    ++before;
+  }
+  test::TrainNet net;
+  std::function<double(int64_t)> decay_of;
+  at::Tensor average;
+  int64_t before = 0;
+};
+
+TEST(AveragedTraining, HasADecayThatChangesAlsoWhereItResumes) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto decay_of = [](int64_t n) { return std::min(0.9, 1 - std::pow(1.0 + n, -0.75)); };
+    const auto trained = [&](const char* name, int64_t steps, const auto& check) {
+      seed_everything(1, world);
+      test::TrainNet net;
+      auto options = test::train_options({{"sgd"}});
+      options.weight_average = WeightAverageOptions{.decay = 0.5, .decay_of = decay_of};
+      options.epochs = 0;
+      options.max_steps = steps;
+      options.saving = {.directory = folder / name};
+      const auto by_hand = std::make_shared<AveragedByHand>(net, decay_of);
+      options.callbacks = {by_hand};
+      train::Trainer trainer(world, net, train::cross_entropy(), test::train_samples(113), options);
+      trainer.run();
+      const at::Tensor average = together(trainer.average()->averages());
+      check(average, by_hand->average);
+      return average;
+    };
+    const auto ignore = [](const at::Tensor&, const at::Tensor&) {};
+    const at::Tensor whole =
+        trained("whole", 9, [](const at::Tensor& average, const at::Tensor& by_hand) {
+          // Of BatchNorm's counter the average is what it was last.
+          EXPECT_TRUE(at::allclose(average.slice(0, 0, -1), by_hand.slice(0, 0, -1), 1e-5, 1e-6));
+        });
+    trained("parts", 4, ignore);
+    EXPECT_TRUE(at::equal(trained("parts", 9, ignore), whole));
+  });
+}
+
 // A rate at which the later ones are worse.
 TEST(AveragedTraining, TheAveragesOfTheBestCheckpointComeBack) {
   const Folder folder;

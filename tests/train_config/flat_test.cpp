@@ -134,11 +134,13 @@ TEST(FlatKeys, TwoThatContradictEachOtherAreAnError) {
 
 TEST(FlatKeys, WhatCannotBeHonouredIsRefusedByName) {
   EXPECT_THAT(refusal("deepspeed_config: {zero_stage: 2}"), HasSubstr("no such engine"));
+  EXPECT_THAT(refusal("dynamo_config: {dynamo_backend: inductor}"), HasSubstr("no such engine"));
   EXPECT_THAT(refusal("use_linear_scaling: maybe"), HasSubstr("'maybe' is not true or false"));
   EXPECT_THAT(refusal("optim: adafactor"), HasSubstr("'adafactor' is none of adam"));
   EXPECT_THAT(refusal("gpu_ids: 0,1"), HasSubstr("set CUDA_VISIBLE_DEVICES"));
   EXPECT_THAT(refusal("compute_environment: AMAZON_SAGEMAKER"), HasSubstr("only LOCAL_MACHINE"));
   read("gradient_checkpointing: false\ndeepspeed_config: {}\ngpu_ids: all\n");
+  read("dynamo_config: {dynamo_backend: 'NO', dynamo_mode: default}\ndistributed_type: no\n");
 }
 
 TEST(FlatKeys, AccelerateFiles) {

@@ -434,6 +434,11 @@ TEST_F(Ranks, AFileMayNameAProgramOfItsOwn) {
   done = run("train run.yaml");
   EXPECT_EQ(done.status, 2) << done.said;
   EXPECT_THAT(done.said, HasSubstr("run.yaml:4:3: unknown key 'nproc_per_nod'"));
+  // What is anchored in one section may be used in the other.
+  write("run.yaml", "three_domain:\n  num_gpus: &ranks 3\nlaunch:\n  nproc_per_node: *ranks\n");
+  EXPECT_THAT(run("train run.yaml").said, HasSubstr("rank 2 of 3: --config run.yaml"));
+  write("run.yaml", "three_domain: {beta: &x 0.5}\n\nlaunch:\n  # here\n  nproc_per_node: *x\n");
+  EXPECT_THAT(run("train run.yaml").said, HasSubstr("run.yaml:5:3: launch.nproc_per_node: '0.5'"));
   write("run.yaml", "{three_domain: {beta: 0.05}, launch: {nproc_per_node: 2}}\n");
   EXPECT_THAT(run("train run.yaml").said, HasSubstr("rank 1 of 2: --config run.yaml"));
   EXPECT_THAT(run("config check run.yaml").said,

@@ -49,6 +49,25 @@ void work(int milliseconds) {
   }
 }
 
+// Relative ones are of the working directory in which the monitor was made.
+TEST_F(Monitor, FilesStayInTheirPlaceWhenTheProgramChangesItsWorkingDirectory) {
+  std::filesystem::create_directory(folder_ / "elsewhere");
+  spawn(1, [&](World& world) {
+    std::filesystem::current_path(folder_.path());
+    RunMonitor monitor(world, {.directory = "run",
+                               .every_steps = 1,
+                               .open_metrics_file = "last.prom",
+                               .trace_steps = {.first = 1, .last = 2}});
+    std::filesystem::current_path(folder_ / "elsewhere");
+    for (int step = 1; step <= 3; ++step) monitor.step({.samples = 1});
+    monitor.finish();
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "elsewhere"));
+  for (const char* file : {"run/metrics.jsonl", "run/trace.json", "last.prom"}) {
+    EXPECT_TRUE(std::filesystem::exists(folder_ / file)) << file;
+  }
+}
+
 TEST_F(Monitor, ALoopOfAProgramsOwnLeavesALog) {
   spawn(2, [&](World& world) {
     RunMonitor monitor(world, {.directory = folder_.path(),

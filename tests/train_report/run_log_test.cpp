@@ -238,6 +238,21 @@ TEST_F(TheRunLog, HostileLinesAreSkippedAndCounted) {
   EXPECT_EQ(run.loss.points()[0].first, 5);
 }
 
+// As programs write them that read numbers as doubles and pass a log on.
+TEST_F(TheRunLog, WholeNumbersMayBeWrittenAsDoubles) {
+  write(kStart + R"({"type":"step","step":1e2,"samples":64.0,"ranks":{"memory_bytes":[1e8,2.5e8]}})"
+                 "\n"
+                 R"({"type":"step","step":101,"ranks":{"memory_bytes":[1.5]}})"
+                 "\n"
+                 R"({"type":"step","step":1e17})"
+                 "\n");
+  const RunHistory run = read_run(path());
+  EXPECT_EQ(run.skipped_lines, 2);
+  ASSERT_EQ(run.reports, 1);
+  EXPECT_EQ(run.last->step, 100);
+  EXPECT_EQ(run.last->ranks.at(1).memory_bytes, 250'000'000);
+}
+
 TEST_F(TheRunLog, ALineLongerThanAllowedIsSkipped) {
   write(kStart + "{\"type\":\"" + std::string(RunLogReader::kLongestLine + 300'000, 'x') + "\"}\n" +
         step_line(5, 1));

@@ -87,8 +87,9 @@ struct Restored {
 // group while it is written.
 class Checkpointer {
  public:
-  // Nothing is made or locked before the first save(). Throws ConfigError for options that are out
-  // of their range.
+  // A relative `directory` stays that of the working directory in which this was made. Nothing is
+  // made or locked before the first save(). Throws ConfigError for options that are out of their
+  // range.
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
   // Waits for what its thread is writing, and logs an error when that failed. Call finish() before,
   // which throws it.

@@ -69,9 +69,11 @@ struct CallOptions {
   // "or one rank ran out of batches: see Join". 127 characters are kept.
   std::string_view advice = {};
   // What ReduceOp::Average divides the sum by, for ranks that each contribute a sum of several
-  // addends; 0: size(). On the CPU. Compared between the ranks, like the counts.
+  // addends; 0: size(). On the CPU. Compared between the ranks, like the counts. With any other
+  // reduction, or in a call without one, ConfigError.
   int divide_by = 0;
-  // What ReduceOp::PreMulSum multiplies this rank's elements by. May differ between ranks.
+  // What ReduceOp::PreMulSum multiplies this rank's elements by. May differ between ranks. With any
+  // other reduction, or in a call without one, a factor other than 1 is a ConfigError.
   double factor = 1;
   // For tensors on a device: the operation begins after the work on this stream, and wait() makes
   // this stream wait, whichever stream is current. For tensors on the CPU it is refused.

@@ -42,7 +42,8 @@ struct StepRange {
 
 // What is reported, where to, and how often. The same on all ranks.
 struct MonitorOptions {
-  // Gets metrics.jsonl, and what else is asked for. Empty: no files.
+  // Gets metrics.jsonl, and what else is asked for. Empty: no files. A relative one, as that of
+  // open_metrics_file, is of the working directory in which the RunMonitor was made.
   std::string directory = {};
   int64_t every_steps = 50;  // between two reports
   std::string name = {};     // of the program or model

@@ -100,7 +100,9 @@ enum class Resume {
 
 // What is saved, and when.
 struct Saving {
-  std::string directory = {};  // empty: nothing is saved
+  // Empty: nothing is saved. A relative one is of the working directory in which the Trainer was
+  // made.
+  std::string directory = {};
   int64_t every_steps = 0;
   int64_t every_epochs = 0;
   bool at_end = true;                       // of the run, and when it is stopped before

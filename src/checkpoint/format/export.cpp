@@ -286,6 +286,11 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
   if (files.make_directory(folder) != 0 && errno != EEXIST) {
     throw_system_error(folder, "cannot be made");
   }
+  if (!files.list(folder) && errno == ENOTDIR) {
+    throw CheckpointError(fmt::format(
+        "[checkpoint] {}: is a {}: name a folder, or NAME.safetensors for a file", folder,
+        is_stream(folder) ? "device, pipe or socket, which is not replaced" : "file"));
+  }
   const auto before = names_in(files, folder);
   for (const auto& name : before) {
     if (existing == Existing::Error && is_ours(name)) refuse(folder + "/" + name);

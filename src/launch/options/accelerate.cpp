@@ -20,6 +20,18 @@ using Words = std::vector<std::string>;
 
 constexpr size_t kMostBytes = 1 << 20;
 
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+// YAML reads no as false; accelerate writes 'no' and NO.
+bool says_no(const std::string& word) {
+  const std::string small = lower(word);
+  return small == "no" || small == "false";
+}
+
 const Words kPrecisions = {"no", "fp16", "bf16"};
 const Words kTypes = {"NO", "MULTI_CPU", "MULTI_GPU", "FSDP"};
 const Words kSharding = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
@@ -30,13 +42,14 @@ class File {
  public:
   File(std::string name, Accelerate& into) : name_(std::move(name)), into_(into) {}
 
-  void read(const YAML::Node& root);
-  void read_fsdp(const YAML::Node& node) const;
-
- private:
   using Reader = std::function<void(const YAML::Node&)>;
   using Readers = std::map<std::string, Reader>;
 
+  void read(const YAML::Node& root);
+  void read_fsdp(const YAML::Node& node) const;
+  Readers fsdp_readers() const;  // by key, without the prefix fsdp_
+
+ private:
   [[noreturn]] void fail(const YAML::Node& at, const std::string& text) const {
     const std::string line = at.Mark().is_null() ? "" : fmt::format(":{}", at.Mark().line + 1);
     throw ConfigError(fmt::format("[accelerate] {}{}: {}", name_, line, text));
@@ -58,7 +71,7 @@ class File {
   Reader into_flag(const std::string& key, bool& value) const;
   // A key without a meaning here; a value other than `harmless` gives a remark.
   Reader unused(const std::string& key, const Words& harmless, const std::string& reason) const;
-  Reader refused_unless_empty(const std::string& key, const std::string& reason) const;
+  Reader refused_unless_off(const std::string& key, const std::string& reason) const;
 
   std::string name_;
   Accelerate& into_;
@@ -95,9 +108,10 @@ std::string File::list(const std::string& key, const YAML::Node& node) const {
 std::string File::one_of(const std::string& key, const YAML::Node& node,
                          const Words& values) const {
   const std::string value = text(key, node);
-  // YAML reads no as false, and accelerate writes 'no'.
-  const std::string meant = value == "false" || value == "False" ? "no" : value;
-  if (std::find(values.begin(), values.end(), meant) != values.end()) return meant;
+  const auto found = std::find_if(values.begin(), values.end(), [&](const std::string& known) {
+    return value == known || (lower(known) == "no" && says_no(value));
+  });
+  if (found != values.end()) return *found;
   fail(node, fmt::format("{}: '{}' is none of {}", key, value, fmt::join(values, ", ")));
 }
 
@@ -113,9 +127,7 @@ int File::number(const std::string& key, const YAML::Node& node, int low, int hi
 }
 
 bool File::flag(const std::string& key, const YAML::Node& node) const {
-  std::string word = text(key, node);
-  std::transform(word.begin(), word.end(), word.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string word = lower(text(key, node));
   if (word == "true" || word == "yes" || word == "on" || word == "1") return true;
   if (word == "false" || word == "no" || word == "off" || word == "0") return false;
   fail(node, fmt::format("{}: '{}' is neither true nor false", key, word));
@@ -137,23 +149,26 @@ File::Reader File::into_flag(const std::string& key, bool& value) const {
 File::Reader File::unused(const std::string& key, const Words& harmless,
                           const std::string& reason) const {
   return [this, key, harmless, reason](const YAML::Node& node) {
-    std::string value = text(key, node);
-    std::transform(value.begin(), value.end(), value.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string value = lower(text(key, node));
     if (std::find(harmless.begin(), harmless.end(), value) != harmless.end()) return;
     into_.remarks.push_back(
         fmt::format("{}:{}: {} has no effect: {}", name_, node.Mark().line + 1, key, reason));
   };
 }
 
-File::Reader File::refused_unless_empty(const std::string& key, const std::string& reason) const {
+File::Reader File::refused_unless_off(const std::string& key, const std::string& reason) const {
   return [this, key, reason](const YAML::Node& node) {
-    if (node.size() == 0 && !node.IsScalar()) return;
+    if (node.IsScalar() ? node.Scalar().empty() || says_no(node.Scalar()) : node.size() == 0)
+      return;
+    // TorchDynamo is off by this word.
+    if (node.IsMap() && node["dynamo_backend"] &&
+        says_no(node["dynamo_backend"].as<std::string>("")))
+      return;
     fail(node, fmt::format("{} is not supported: {}", key, reason));
   };
 }
 
-void File::read_fsdp(const YAML::Node& map) const {
+File::Readers File::fsdp_readers() const {
   const auto take = [this](const std::string& key, const std::string& as,
                            const std::function<std::string(const YAML::Node&)>& value) {
     return std::pair<std::string, Reader>(
@@ -170,7 +185,7 @@ void File::read_fsdp(const YAML::Node& map) const {
   const auto any = [&](const std::string& key, const std::string& as) {
     return take(key, as, [this, key](const YAML::Node& n) { return text(key, n); });
   };
-  const Readers readers = {
+  return {
       take("sharding_strategy", "sharding_strategy",
            [this](const YAML::Node& n) {
              const std::string value = text("sharding_strategy", n);
@@ -204,7 +219,10 @@ void File::read_fsdp(const YAML::Node& map) const {
       yes_no("activation_checkpointing", "activation_checkpointing"),
       yes_no("activation_checkpointing_offload", "activation_checkpointing_offload"),
   };
-  read_keys(map, readers,
+}
+
+void File::read_fsdp(const YAML::Node& map) const {
+  read_keys(map, fsdp_readers(),
             [](std::string key) { return key.starts_with("fsdp_") ? key.substr(5) : key; });
 }
 
@@ -255,19 +273,11 @@ void File::read(const YAML::Node& root) {
       unused("enable_cpu_affinity", {"false"}, "say --numa-binding node");
   for (const char* key : {"deepspeed_config", "megatron_lm_config", "parallelism_config",
                           "mpirun_config", "fp8_config", "dynamo_config"}) {
-    readers[key] = refused_unless_empty(key, "there is no such engine here");
+    readers[key] = refused_unless_off(key, "there is no such engine here");
   }
   for (const char* key : {"downcast_bf16", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_name",
                           "tpu_zone", "tpu_env", "command_file", "commands"}) {
-    readers[key] = [this, key = std::string(key)](const YAML::Node& node) {
-      if (!node.IsScalar()) {
-        if (node.size() == 0) return;
-        fail(node, fmt::format("{} is not supported: it is about TPUs", key));
-      }
-      const std::string value = node.Scalar();
-      if (value.empty() || value == "no" || value == "false" || value == "False") return;
-      fail(node, fmt::format("{} is not supported: it is about TPUs", key));
-    };
+    readers[key] = refused_unless_off(key, "it is about TPUs");
   }
   read_keys(root, readers, [](std::string key) { return key; });
 }
@@ -299,6 +309,13 @@ void Accelerate::set_fsdp(const std::string& key, const std::string& value) {
   YAML::Node map;
   map[key] = value;
   File("--fsdp_" + key, *this).read_fsdp(map);
+}
+
+std::vector<std::string> fsdp_keys() {
+  Accelerate none;
+  std::vector<std::string> keys;
+  for (const auto& [key, unused] : File("", none).fsdp_readers()) keys.push_back(key);
+  return keys;
 }
 
 Accelerate read_accelerate(const std::string& path) {

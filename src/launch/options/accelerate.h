@@ -29,6 +29,9 @@ struct Accelerate {
   std::map<std::string, std::string> environment() const;
 };
 
+// The keys of fsdp_config, without the prefix fsdp_: as set_fsdp() takes them.
+std::vector<std::string> fsdp_keys();
+
 // Reads a file in YAML or JSON, as `accelerate config` writes it. Keys that accelerate does not
 // have, at any depth, values of a wrong type, and settings that cannot be honoured (DeepSpeed,
 // TPUs, ...) throw ConfigError with the file, the line, and the nearest key or the values that

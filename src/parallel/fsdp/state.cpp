@@ -8,6 +8,7 @@
 #include <map>
 
 #include "checkpoint/file_memory.h"
+#include "core/files/lasting_path.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/deferred_init.h"
 #include "parallel/ddp/packed.h"
@@ -162,6 +163,7 @@ Fsdp::State::State(const ModuleRef& ref, const Group& group, FsdpOptions options
   std::vector<PlannedUnit> planned;
   std::string complaint = complaint_of([&] {
     check_fsdp_options(plan_.options, group);
+    plan_.options.offload_folder = lasting_path(plan_.options.offload_folder);
     if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
     if (plan_.options.sharding != Sharding::Full) plan_.options.reshard_after_forward = false;
     if (plan_.options.offload == Offload::Cpu && device().is_cpu()) {

@@ -31,7 +31,7 @@ class HookOfRank : public Stateful {
   HookOfRank(CommHook& hook, const Group& group) : hook_(hook), group_(group) {}
 
   State state(const Names&) const override {
-    State state;
+    State state{.values = {{checkpoint::kHookIsThere, true}}};
     for (const auto& [name, tensor] : hook_.state()) {
       state.pieces.push_back(piece(group_.rank(), name, tensor));
     }
@@ -44,11 +44,18 @@ class HookOfRank : public Stateful {
     ranks_ = static_cast<int>(saved.world);
     next_.clear();
     State state{.others = {"rank-*"}};
+    // Checkpoints of before 0.1.0 do not say it.
+    const bool is_there = saved.values.contains(checkpoint::kHookIsThere);
+    if (is_there) state.values = {{checkpoint::kHookIsThere, true}};
     // A hook that counts its passes always has a state: this one was not saved, and the caller says
-    // so. Another may have had none yet.
+    // so. Another may have had none yet, and has none again.
     const auto counts = [](const auto& item) { return !has_mean(item.second.scalar_type()); };
-    is_missing_ = saved.tensors.empty() && std::ranges::any_of(hook_.state(), counts);
-    if (is_missing_) return this->state({});
+    is_missing_ = saved.tensors.empty() && !(is_there && takes_nothing()) &&
+                  std::ranges::any_of(hook_.state(), counts);
+    if (is_missing_) {
+      state.pieces = this->state({}).pieces;
+      return state;
+    }
     const auto want = [&](int rank) {
       const std::string prefix = fmt::format("rank-{}/", rank);
       for (const auto& [path, tensor] : saved.tensors) {
@@ -90,6 +97,15 @@ class HookOfRank : public Stateful {
   }
 
  private:
+  bool takes_nothing() const {
+    try {
+      hook_.check({});
+      return true;
+    } catch (const ConfigError&) {
+      return false;
+    }
+  }
+
   static Piece piece(int rank, const std::string& name, const at::Tensor& tensor) {
     Piece piece = checkpoint::whole_piece(fmt::format("rank-{}/{}", rank, name), tensor);
     piece.held = checkpoint::Held::InParts;

@@ -7,8 +7,10 @@
 #include <optional>
 
 #include "core/files/read_file.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/pretrained.h"
+#include "lockstep/parallel/metrics.h"
 #include "rl/policy/markers.h"
 #include "rl/run/setup.h"
 #include "text/files.h"
@@ -84,6 +86,9 @@ WarmedUp make_policy(const comm::World& world, const Course& course, const RunOp
   return made;
 }
 
+namespace {
+
+// On one rank.
 void export_policy(const models::Transformer& net, const text::Tokenizer& tokenizer,
                    const std::string& source, const std::string& folder) {
   models::SaveTransformerOptions options;
@@ -99,6 +104,38 @@ void export_policy(const models::Transformer& net, const text::Tokenizer& tokeni
     if (!may_exist(from)) continue;
     text::write_file(folder + "/" + name, text::read_file(from));
   }
+}
+
+constexpr const char* kExported = "/huggingface";
+
+}  // namespace
+
+void StagePolicy::save(const std::string& folder, int64_t step) const {
+  checkpoint::Checkpointer own(group, folder, {.retention = {.keep_last = 1}});
+  learner.track_net(own);
+  own.save(step);
+  own.finish();
+  if (!options.export_hf) return;
+  learner.unshard();
+  try {
+    agree_on(group, [&] {
+      if (group.rank() == 0) export_policy(net, tokenizer, source, folder + kExported);
+    });
+  } catch (const Error&) {
+    learner.reshard();
+    throw;
+  }
+  learner.reshard();
+}
+
+bool StagePolicy::is_saved(const std::string& folder) const {
+  bool is_missing = false;
+  agree_on(group, [&] {
+    if (group.rank() != 0) return;
+    is_missing = checkpoint::list_checkpoints(folder).checkpoints.empty() ||
+                 (options.export_hf && !may_exist(folder + kExported + "/tokenizer.json"));
+  });
+  return !parallel::any_rank(is_missing, group);
 }
 
 Limits limits_of(const RunOptions& options) {

@@ -19,11 +19,22 @@ namespace lockstep::rl {
 WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
                      const std::string& folder, const std::function<void(std::string)>& say);
 
-// Writes the model as a folder of transformers, with what ends its texts; from the folder `source`
-// that it came from, where there is one, also what only programs that chat with it read. On one
-// rank. Throws an error of the library.
-void export_policy(const models::Transformer& net, const text::Tokenizer& tokenizer,
-                   const std::string& source, const std::string& folder);
+// What a run keeps of a stage. Every rank calls its functions.
+struct StagePolicy {
+  const comm::Group& group;
+  const RunOptions& options;
+  Learner& learner;
+  const models::Transformer& net;
+  const text::Tokenizer& tokenizer;
+  const std::string& source;  // the folder that the model came from; empty: none
+
+  // The net as a checkpoint of `folder`, and with export_hf in its folder `huggingface` as one of
+  // transformers, with what ends its texts and what only programs that chat with it read. Throws an
+  // error of the library on all ranks.
+  void save(const std::string& folder, int64_t step) const;
+  // Whether save() has done so. The same on all ranks.
+  bool is_saved(const std::string& folder) const;
+};
 
 // What a copy of the net says, as it is now and stays. The copy is whole on each rank.
 Voice frozen_voice(const models::Transformer& net, const text::Tokenizer& tokenizer,

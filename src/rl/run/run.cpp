@@ -90,6 +90,7 @@ class Run {
       warn_of(write("curriculum.json", [&] { return curriculum_json(curriculum_, options_); }));
       trajectories_.cut(state_.log_lines);
     }
+    if (found) save_missing_stage();
     baselines();
     monitor_.emplace(world_, monitor_options(found.has_value()));
     say_header(found.has_value());
@@ -289,32 +290,30 @@ class Run {
   void end_stage(int64_t stage) {
     learner_->set_reference();
     if (!uses_fsdp(options_)) parallel::check_same(*net_, group_);
-    const Clock clock(seconds_of(stage), "checkpoint");
-    const std::string& id = curriculum_.stages[static_cast<size_t>(stage)].id;
-    const std::string folder = path("grpo_checkpoints/" + id);
-    saves_.attempt(folder, [&] {
-      checkpoint::Checkpointer own(group_, folder, {.retention = {.keep_last = 1}});
-      learner_->track_net(own);
-      own.save(state_.position);
-      own.finish();
-      if (options_.export_hf) export_model(folder + "/huggingface");
-    });
-    if (world_.is_main()) warn_of(linked(path("checkpoints"), id, "../grpo_checkpoints/" + id));
+    save_stage(stage);
     warn_of(write_results());
   }
 
-  // Every rank calls it; rank 0 writes.
-  void export_model(const std::string& folder) {
-    learner_->unshard();
-    try {
-      agree_on(group_, [&] {
-        if (world_.is_main()) export_policy(net_, *tokenizer_, model_folder_, folder);
-      });
-    } catch (const Error&) {
-      learner_->reshard();
-      throw;
-    }
-    learner_->reshard();
+  StagePolicy policy() const {
+    return {group_, options_, *learner_, net_, *tokenizer_, model_folder_};
+  }
+
+  void save_stage(int64_t stage) {
+    const Clock clock(seconds_of(stage), "checkpoint");
+    const std::string& id = curriculum_.stages[static_cast<size_t>(stage)].id;
+    const std::string folder = path("grpo_checkpoints/" + id);
+    saves_.attempt(folder, [&] { policy().save(folder, state_.position); });
+    if (world_.is_main()) warn_of(linked(path("checkpoints"), id, "../grpo_checkpoints/" + id));
+  }
+
+  // What a full disk did not take when the stage ended after which the run is resumed. Of earlier
+  // stages there is no policy any more.
+  void save_missing_stage() {
+    if (state_.position == 0 || !units_[static_cast<size_t>(state_.position - 1)].ends_stage)
+      return;
+    const int64_t stage = units_[static_cast<size_t>(state_.position - 1)].stage - 1;
+    const std::string& id = curriculum_.stages[static_cast<size_t>(stage)].id;
+    if (!policy().is_saved(path("grpo_checkpoints/" + id))) save_stage(stage);
   }
 
   void save(checkpoint::Checkpointer& checkpoints, std::string& text) {

@@ -68,7 +68,10 @@ Translate nothing() {
 
 Translate refused_unless_no(const std::string& reason) {
   return [reason](const YAML::Node& node) {
-    return says_no(node) ? FlatMeaning{} : refused("is not supported: " + reason);
+    // TorchDynamo's section turns it off by this word.
+    const YAML::Node backend = node.IsMap() ? node["dynamo_backend"] : YAML::Node();
+    const bool is_off = says_no(node) || (backend && !backend.IsNull() && says_no(backend));
+    return is_off ? FlatMeaning{} : refused("is not supported: " + reason);
   };
 }
 
@@ -130,7 +133,7 @@ FlatMeaning broadcast_buffers(const YAML::Node& node) {
 
 FlatMeaning distributed_type(const YAML::Node& node) {
   const std::string word = word_of(node);
-  if (word == "no") return {};
+  if (word == "no" || word == "false") return {};
   if (word == "fsdp") return {.values = {{"parallel.strategy", YAML::Node("fsdp")}}};
   if (word == "multi_cpu") return {.values = {{"parallel.device", YAML::Node("cpu")}}};
   if (word == "multi_gpu") return {.values = {{"parallel.device", YAML::Node("cuda")}}};

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/files/lasting_path.h"
 #include "core/process/own_process.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -107,6 +108,9 @@ struct RunMonitor::State {
 
 RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
     : state_(new State{.world = world, .options = std::move(options)}) {
+  for (auto* path : {&state_->options.directory, &state_->options.open_metrics_file}) {
+    *path = lasting_path(*path);
+  }
   const auto& group = world.group();
   group.refuse_python_ranks("RunMonitor");
   const MonitorOptions& given = state_->options;

@@ -234,6 +234,37 @@ TEST_P(GroupCalls, ListsOfOtherSizesAreToldAndSoAreOtherDivisors) {
   });
 }
 
+TEST_P(GroupCalls, WhatBelongsToOneReductionIsRefusedInAllOtherCalls) {
+  run([](World& world) {
+    const Group& group = world.group();
+    const int n = world.size(), me = world.rank();
+    const at::Tensor one = at::ones({2}), all = at::ones({2 * n});
+    std::vector<at::Tensor> list{one, at::ones({1})};
+    const auto refuses = [&](const CallOptions& options, const std::string& text, ReduceOp op) {
+      const auto expect = [&](const char* call, const std::function<void()>& make) {
+        const std::string what = message_of<ConfigError>(make);
+        EXPECT_NE(what.find(text), std::string::npos) << call << ": " << what;
+      };
+      expect("all_reduce", [&] { group.all_reduce(one, op, options).wait(); });
+      expect("a list", [&] { group.all_reduce(list, op, options).wait(); });
+      expect("reduce", [&] { group.reduce(one, 0, op, options).wait(); });
+      expect("reduce_scatter", [&] { group.reduce_scatter(one, all, op, options).wait(); });
+      expect("all_gather", [&] { group.all_gather(all, one, options).wait(); });
+      expect("broadcast", [&] { group.broadcast(list, 0, options).wait(); });
+      expect("barrier", [&] { group.barrier(options).wait(); });
+      expect("send_recv",
+             [&] { group.send_recv(at::ones({2}), one, {.to = me, .from = me}, options).wait(); });
+    };
+    refuses({.divide_by = 7}, "divide_by = 7 is for ReduceOp::Average", ReduceOp::Sum);
+    refuses({.divide_by = 7}, "divide_by = 7 is for ReduceOp::Average", ReduceOp::PreMulSum);
+    refuses({.factor = 0.5}, "factor = 0.5 is for ReduceOp::PreMulSum", ReduceOp::Sum);
+    refuses({.factor = 0.5}, "factor = 0.5 is for ReduceOp::PreMulSum", ReduceOp::Average);
+    EXPECT_EQ(one[0].item<float>(), 1.f);
+    group.all_reduce(one, ReduceOp::Average, {.divide_by = 2 * n}).wait();
+    EXPECT_EQ(one[0].item<float>(), 0.5f);
+  });
+}
+
 // Dropped, it is finished with the copies into the tensors.
 TEST_P(GroupCalls, SeveralTensorsAtOnceMayBeDropped) {
   run([](World& world) {

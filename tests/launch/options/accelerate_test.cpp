@@ -122,6 +122,26 @@ TEST(Accelerate, ValuesAreChecked) {
   expect_accelerate_refuses("tpu_use_cluster: true\n", "it is about TPUs");
 }
 
+TEST(Accelerate, WhatIsOffIsNotRefused) {
+  const auto settings = parse_accelerate(
+      "distributed_type: no\nmixed_precision: NO\nnum_processes: 2\ndeepspeed_config: no\n"
+      "dynamo_config:\n  dynamo_backend: 'NO'\n  dynamo_mode: default\ntpu_use_cluster: NO\n",
+      "f.yaml");
+  EXPECT_EQ(settings.distributed_type, "NO");
+  EXPECT_EQ(settings.mixed_precision, "no");
+  expect_accelerate_refuses("dynamo_config:\n  dynamo_backend: INDUCTOR\n",
+                            "dynamo_config is not supported");
+}
+
+// Each key of a file's section, and no list of them besides.
+TEST(Accelerate, AKeyOfFsdpIsAFlag) {
+  EXPECT_THAT(fsdp_keys(), Contains("sharding_strategy"));
+  for (const std::string& key : fsdp_keys()) {
+    const Result result = Job({"run", "--fsdp_" + key, "", "true"}).wait();
+    EXPECT_EQ(result.exit_code, 0) << key << ": " << result.err;
+  }
+}
+
 TEST(Accelerate, WhatIsNoYamlIsRefusedWithTheLine) {
   expect_accelerate_refuses("a: [1,\n", "f.yaml:");
   expect_accelerate_refuses("- 1\n- 2\n", "expected settings as KEY: VALUE lines");

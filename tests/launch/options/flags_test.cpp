@@ -237,6 +237,14 @@ TEST(Flags, ThoseOfAccelerateThatAreNotTheLaunchersSayWhose) {
   expect_usage_error({"run", "--use_megatron_lm", "true"}, "Megatron is not supported");
   expect_usage_error({"run", "--mpirun_hostfile", "hosts", "true"}, "without a launcher");
 }
+TEST(Flags, ThoseOfOthersMaySayWhatIsSoInAnyCase) {
+  const Result result =
+      Job({"run", "--dynamo_backend", "no", "--dynamo-backend=NO", "--logs-specs", "default",
+           "--parallelism-config-tp-size=1", "--parallelism_config_cp_size", "1", "echo", "x"})
+          .wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  expect_usage_error({"run", "--logs-specs", "mine", "true"}, "--logs-specs mine");
+}
 TEST(Flags, AWrongNumberIsToldWhatItMayBe) {
   expect_usage_error({"run", "--max-restarts", "x", "true"},
                      "--max-restarts: 'x': give a whole number from 0 to 1000000");

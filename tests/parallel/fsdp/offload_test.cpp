@@ -187,6 +187,21 @@ TEST(FsdpOffload, WhatLiesInFilesTakesNoMemory) {
   }
 }
 
+// The optimizer's state comes with its first step.
+TEST(FsdpOffload, ARelativeFolderStaysWhenTheProgramChangesItsWorkingDirectory) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "files");
+  spawn(2, [&](World& world) {
+    std::filesystem::current_path(folder.path());
+    Tower net;
+    Fsdp fsdp(net, world.group(), {.offload = Offload::File, .offload_folder = "files"});
+    FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
+    std::filesystem::current_path("/");
+    tower_loss(net, world.rank(), 0).backward();
+    adam.step();
+  });
+}
+
 TEST(FsdpOffload, AFolderWithoutRoomIsNamedOnAllRanks) {
   const Folder folder;
   spawn(2, [&](World& world) {

@@ -69,7 +69,8 @@ class SimulateCommand {
   std::string strategy_, trace_;
   int64_t steps_ = 3, slow_ranks_ = 0, traced_ranks_ = 4;
   uint64_t seed_ = 1;
-  double jitter_ = 0.02, slow_factor_ = 1.5, failure_hours_ = 50000, save_ = 30, restart_ = 120;
+  double jitter_ = 0.02, slow_factor_ = 1.5, save_ = 30, restart_ = 120;
+  std::vector<double> failure_hours_ = {50000};
   double work_hours_ = 720, interval_ = 0;
   bool json_ = false, no_prefetch_ = false;
 };

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/counted.h"
 #include "core/files/whole_file.h"
@@ -35,6 +36,7 @@ stragglers; then the whole run with failures, checkpoints and restarts. Which ru
   lockstep simulate --model qwen3-8b --bf16 --device h100-sxm --ranks 1024 --trace steps.json
   lockstep simulate run.yaml --ranks 64 --slow-ranks 1 --slow-factor 1.3
   lockstep simulate run.yaml --failure-hours 20000 --save-seconds 60
+  lockstep simulate run.yaml --ranks 1024 --failure-hours 10000,50000,200000
 
 --trace writes a timeline that https://ui.perfetto.dev and chrome://tracing show.
 )";
@@ -80,6 +82,21 @@ OrderedJson json_of(const RunTable& table) {
             {"goodput", table.run.goodput}}}};
 }
 
+// A line for each failure rate.
+std::string table_of(const std::vector<RunTable>& tables) {
+  std::vector<std::vector<std::string>> rows = {
+      {"a rank fails every", "some rank", "save every", "goodput", "simulated", "failures"}};
+  for (const RunTable& table : tables) {
+    rows.push_back(
+        {plan::seconds_text(table.reliability.rank_failure_interval),
+         plan::seconds_text(table.reliability.failure_interval()), plan::seconds_text(table.chosen),
+         fmt::format("{:.2f} %", 100 * plan::goodput(table.reliability, table.chosen)),
+         table.run.goodput > 0 ? fmt::format("{:.2f} %", 100 * table.run.goodput) : "not done",
+         std::to_string(table.run.failures)});
+  }
+  return plan::table_text(rows, 0);
+}
+
 }  // namespace
 
 SimulateCommand::SimulateCommand(CLI::App& program) {
@@ -109,8 +126,10 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
       ->needs(trace);
   command
       .add_option("--failure-hours", failure_hours_,
-                  "Mean time between failures of one rank (50000)")
-      ->type_name("HOURS");
+                  "Mean time between failures of one rank (50000); several: 1000,20000")
+      ->type_name("HOURS")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command.add_option("--save-seconds", save_, "Training stands still at a checkpoint (30)")
       ->type_name("SECONDS");
   command.add_option("--restart-seconds", restart_, "From a failure until training resumes (120)")
@@ -137,23 +156,28 @@ int SimulateCommand::carry_out() const {
                                   number, instead));
   };
   for (const auto& [flag, number] :
-       {std::pair{"--failure-hours", failure_hours_}, std::pair{"--save-seconds", save_},
-        std::pair{"--work-hours", work_hours_}}) {
+       {std::pair{"--save-seconds", save_}, std::pair{"--work-hours", work_hours_}}) {
     if (!std::isfinite(number) || number <= 0) refuse(flag, number, "above 0");
+  }
+  for (const double hours : failure_hours_) {
+    if (!std::isfinite(hours) || hours <= 0) refuse("--failure-hours", hours, "above 0");
   }
   if (!std::isfinite(restart_) || restart_ < 0) {
     refuse("--restart-seconds", restart_, "of at least 0");
   }
   // Before any step is played: its errors are about the command line.
-  RunTable table{.reliability = {.ranks = ranks,
-                                 .rank_failure_interval = failure_hours_ * 3600,
-                                 .save = save_,
-                                 .restart = restart_}};
-  table.best = plan::best_interval(table.reliability);
-  table.young = plan::young_interval(table.reliability);
-  table.daly = plan::daly_interval(table.reliability);
-  table.chosen = interval_ > 0 ? interval_ : table.best;
-  table.run = plan::simulate_run(table.reliability, table.chosen, work_hours_ * 3600, seed_);
+  std::vector<RunTable> tables;
+  for (const double hours : failure_hours_) {
+    const plan::Reliability reliability{
+        .ranks = ranks, .rank_failure_interval = hours * 3600, .save = save_, .restart = restart_};
+    const double best = plan::best_interval(reliability), chosen = interval_ > 0 ? interval_ : best;
+    tables.push_back({.reliability = reliability,
+                      .best = best,
+                      .young = plan::young_interval(reliability),
+                      .daly = plan::daly_interval(reliability),
+                      .chosen = chosen,
+                      .run = plan::simulate_run(reliability, chosen, work_hours_ * 3600, seed_)});
+  }
   plan::Strategy strategy = plan::Strategy::Ddp;
   if (!strategy_.empty()) {
     strategy = strategy_named(strategy_);
@@ -181,14 +205,18 @@ int SimulateCommand::carry_out() const {
   const double mean = std::accumulate(out.steps.begin(), out.steps.end(), 0.0) /
                       static_cast<double>(out.steps.size());
   if (json_) {
-    const OrderedJson all = {{"strategy", plan::name_of(strategy)},
-                             {"ranks", ranks},
-                             {"steps", out.steps},
-                             {"computation", out.computation},
-                             {"communication", out.communication},
-                             {"waiting", out.waiting},
-                             {"slowest_rank", out.slowest_rank},
-                             {"run", json_of(table)}};
+    OrderedJson all = {{"strategy", plan::name_of(strategy)},
+                       {"ranks", ranks},
+                       {"steps", out.steps},
+                       {"computation", out.computation},
+                       {"communication", out.communication},
+                       {"waiting", out.waiting},
+                       {"slowest_rank", out.slowest_rank},
+                       {"run", json_of(tables[0])}};
+    if (tables.size() > 1) {
+      all.erase("run");
+      for (const RunTable& table : tables) all["runs"].push_back(json_of(table));
+    }
     fmt::print("{}\n", all.dump(2));
     return 0;
   }
@@ -201,6 +229,11 @@ int SimulateCommand::carry_out() const {
       seconds_text(out.computation), seconds_text(out.waiting), percent_text(out.waiting / mean),
       seconds_text(out.communication), out.slowest_rank);
   if (!trace_.empty()) fmt::print("  timeline: {} (open it in https://ui.perfetto.dev)\n", trace_);
+  if (tables.size() > 1) {
+    fmt::print("\n{}", table_of(tables));
+    return 0;
+  }
+  const RunTable& table = tables[0];
   fmt::print("\n{:>16}  {:>10}\n", "save every", "goodput");
   for (const double factor : {0.1, 0.3, 1.0, 3.0, 10.0}) {
     fmt::print("{:>16}  {:>10}{}\n", seconds_text(factor * table.best),

@@ -23,23 +23,6 @@ constexpr std::array<std::pair<const char*, const char*>, 5> kSameFlags = {{
     {"--master-port", "--main-process-port"},
 }};
 
-// Those of fsdp_config, as the file has them, too.
-constexpr std::array<const char*, 15> kFsdp = {"version",
-                                               "sharding_strategy",
-                                               "reshard_after_forward",
-                                               "offload_params",
-                                               "auto_wrap_policy",
-                                               "transformer_layer_cls_to_wrap",
-                                               "min_num_params",
-                                               "backward_prefetch",
-                                               "forward_prefetch",
-                                               "state_dict_type",
-                                               "use_orig_params",
-                                               "cpu_ram_efficient_loading",
-                                               "sync_module_states",
-                                               "activation_checkpointing",
-                                               "activation_checkpointing_offload"};
-
 // An empty CUDA_VISIBLE_DEVICES hides all GPUs; elsewhere an empty variable says nothing.
 bool is_set(const std::string& name) {
   if (name == "CUDA_VISIBLE_DEVICES") return std::getenv(name.c_str()) != nullptr;
@@ -75,7 +58,7 @@ void AccelerateFlags::add_to(CLI::App& command) {
   option("--num-cpu-threads-per-process", threads_, "N")->check(whole_number(1, 100'000));
   option("--mixed-precision", precision_, "NAME")->check(one_of({"no", "fp16", "bf16"}));
   option("--gpu-ids", gpus_, "LIST");
-  for (const std::string key : kFsdp) {
+  for (const std::string& key : launch::fsdp_keys()) {
     std::string name = "--fsdp-" + key;
     std::replace(name.begin(), name.end(), '_', '-');
     option(name, settings_of_fsdp_[key], "VALUE");

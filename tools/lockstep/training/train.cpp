@@ -9,8 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
-#include <sstream>
+#include <utility>
 
 #include "beside.h"
 #include "launch/job/run.h"
@@ -34,27 +33,35 @@ Exit status: as that of lockstep run; 2 for a wrong file.
   lockstep train run.yaml --set training.epochs=3 --set optimizer.learning_rate=0.01
 )";
 
-// The lines of a section, and no others, so that errors name its lines.
-std::string lines_of(const std::string& text, const YAML::Node& root, const std::string& section) {
-  if (root.Style() == YAML::EmitterStyle::Flow) {
-    YAML::Node alone;
-    alone[section] = root[section];
-    return YAML::Dump(alone);
-  }
-  int begin = 0, end = std::numeric_limits<int>::max();
+// "key: value"
+std::string pair_text(const YAML::Node& key, const YAML::Node& value) {
+  YAML::Emitter map;
+  map << YAML::Flow << YAML::BeginMap << YAML::Key << key << YAML::Value << value << YAML::EndMap;
+  const std::string text = map.c_str();
+  return text.substr(1, text.size() - 2);
+}
+
+// A section and no others, without aliases, which may be of anchors in those. Its keys keep their
+// places, so that errors name them.
+std::string section_text(const YAML::Node& root, const std::string& section) {
+  std::string out, line;
+  int number = 0;
+  const auto go_to = [&](const YAML::Mark& place) {
+    for (; number < place.line; ++number) out += std::exchange(line, "") + "\n";
+    line.resize(std::max(line.size(), static_cast<size_t>(place.column)), ' ');
+  };
   for (const auto& item : root) {
-    if (item.first.as<std::string>() == section) begin = item.first.Mark().line;
+    if (item.first.as<std::string>() != section) continue;
+    go_to(item.first.Mark());
+    if (!item.second.IsMap()) return out + line + pair_text(item.first, item.second);
+    line += section + ": {";
+    for (const auto& one : item.second) {
+      go_to(one.first.Mark());
+      line += pair_text(one.first, one.second) + ", ";
+    }
+    line += "}";
   }
-  for (const auto& item : root) {
-    if (item.first.Mark().line > begin) end = std::min(end, item.first.Mark().line);
-  }
-  std::string out;
-  std::istringstream lines(text);
-  std::string line;
-  for (int number = 0; std::getline(lines, line); ++number) {
-    out += (number >= begin && number < end ? line : std::string()) + "\n";
-  }
-  return out;
+  return out + line;
 }
 
 }  // namespace
@@ -206,7 +213,7 @@ void TrainCommand::apply_own_launch(const YAML::Node& root) {
     if (one.starts_with("launch.")) overrides.push_back(one);
   }
   if (!root["launch"] && overrides.empty()) return;
-  const std::string text = root["launch"] ? lines_of(source_.text, root, "launch") : "{}";
+  const std::string text = root["launch"] ? section_text(root, "launch") : "{}";
   apply_launch_section(
       train::load_config({.name = file_, .text = text, .flags = launch_flags()}, overrides));
 }

@@ -38,9 +38,11 @@ double number_of(const nlohmann::json& value, const char* key) {
 
 // As large as a double counts exactly, so that sums do not overflow.
 int64_t whole(const nlohmann::json& value, const char* key) {
-  if (value.is_number_integer()) {
+  if (value.is_number()) {  // programs that pass logs on may write 1e8
     const double about = value.get<double>();
-    if (about >= 0 && about <= static_cast<double>(kLargest)) return value.get<int64_t>();
+    if (about >= 0 && about <= static_cast<double>(kLargest) && about == std::floor(about)) {
+      return value.get<int64_t>();
+    }
   }
   throw Damage{fmt::format("{} is not a whole number from 0 to 2^53", key)};
 }
