@@ -77,6 +77,8 @@ struct DdpOptions {
   // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
   // within a Join, those for which some rank has no batch are not counted. The same on all ranks.
   // The order of samples (SamplerOptions::seed) is compared when a new one begins, also with 0.
+  // Parameters that each rank perturbs for its own backward() and then puts back (m-SAM, noise on
+  // weights) differ then: give a number beyond the run's passes, and call check_same() after steps.
   // It reads all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
   // A step's batch is cut into this many lanes, and the result is the same bits for every number of

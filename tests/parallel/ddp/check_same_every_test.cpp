@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "core/flight/segment.h"
+#include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/join.h"
 #include "parallel/reference.h"
@@ -139,6 +140,48 @@ TEST(CheckSameEvery, TheFirstBackwardComparesParametersInAnyCase) {
                                    HasSubstr("goes before the Ddp")));
       } else {
         EXPECT_EQ(message, "nothing");
+      }
+    }
+  });
+}
+
+// Sharpness-aware minimisation, each rank by its own gradient (Foret et al., ICLR 2021).
+void take_perturbed_step(Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer, int rank) {
+  ddp.zero_grad();
+  {
+    const auto hold = ddp.hold();
+    square_loss(net, rank, 0).backward();
+  }
+  std::vector<at::Tensor> before;
+  const auto each = [&](const auto& act) {
+    const at::NoGradGuard no_grad;
+    for (const auto& p : net.parameters()) act(p);
+  };
+  each([&](const at::Tensor& p) {
+    before.push_back(p.clone());
+    if (p.grad().defined()) p.add_(p.grad(), 0.1);
+  });
+  ddp.zero_grad();
+  square_loss(net, rank, 0).backward();
+  size_t i = 0;
+  each([&](const at::Tensor& p) { p.copy_(before[i++]); });
+  optimizer.step();
+}
+
+TEST(CheckSameEvery, RanksMayPerturbParametersForTheirOwnBackwardWhereItComesLater) {
+  spawn(2, [](World& world) {
+    for (const int64_t every : {0, 100}) {
+      Mlp net;
+      Ddp ddp(net, world, {.check_same_every = every});
+      SGD sgd(net.parameters(), SGDOptions(0.1));
+      const auto message = message_of<ConfigError>([&] {
+        for (int step = 0; step < 3; ++step) take_perturbed_step(net, ddp, sgd, world.rank());
+      });
+      if (every == 0) {
+        EXPECT_THAT(message, HasSubstr("perturbs them for its own backward(), see DdpOptions"));
+      } else {
+        EXPECT_EQ(message, "nothing");
+        check_same(net, sgd, world);
       }
     }
   });

@@ -372,5 +372,40 @@ TEST(FsdpFrozenModel, IsUpdatedAfterGradientsWentThroughIt) {
   });
 }
 
+// Parameters that are frozen when the Fsdp is made are cut by themselves.
+TEST(FsdpFrozenModel, FollowsOneOfWhichTheSameWasFrozenWhenItWasMade) {
+  on_both([](World& world, const FsdpOptions& options) {
+    const Lora online, target, all_frozen;
+    for (auto& parameter : all_frozen->parameters()) parameter.set_requires_grad(false);
+    Fsdp leads(online, world.group(), options), follows(target, world.group(), options);
+    const Fsdp other(all_frozen, world.group(), options);
+    for (auto& parameter : target->parameters()) parameter.set_requires_grad(false);
+
+    const auto cuts = [](const Fsdp& fsdp) {
+      std::vector<std::pair<int64_t, int64_t>> found;
+      for (const auto& part : fsdp.shards()) found.emplace_back(part.begin, part.shard.numel());
+      return found;
+    };
+    EXPECT_EQ(cuts(follows), cuts(leads));
+    EXPECT_NE(cuts(other), cuts(leads));
+
+    const auto whole = [](Fsdp& fsdp, const Lora& net) {
+      std::vector<at::Tensor> values;
+      fsdp.unshard();
+      for (const auto& parameter : net->parameters()) values.push_back(parameter.detach().clone());
+      fsdp.reshard();
+      return values;
+    };
+    const at::NoGradGuard no_grad;
+    const auto from = whole(leads, online), before = whole(follows, target);
+    for (size_t i = 0; i < from.size(); ++i)
+      follows.parameters()[i].lerp_(leads.parameters()[i], 0.25);
+    const auto after = whole(follows, target);
+    for (size_t i = 0; i < from.size(); ++i) {
+      EXPECT_TRUE(at::equal(after[i], before[i].lerp(from[i], 0.25)));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

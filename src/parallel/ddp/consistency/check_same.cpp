@@ -210,7 +210,8 @@ void compare(const Inventory& mine, const Group& group, std::string_view when) {
       fmt::format("[check_same] {}: the ranks' models have diverged: {}. Likely causes: only one "
                   "rank loaded a checkpoint (use broadcast_optimizer), decided by its own loss, "
                   "drew other random numbers, or wrote to a parameter (a forward that gives "
-                  "parameters their first values from its batch goes before the Ddp)",
+                  "parameters their first values from its batch goes before the Ddp; where each "
+                  "rank perturbs them for its own backward(), see DdpOptions::check_same_every)",
                   when, text));
 }
 
