@@ -55,10 +55,12 @@ std::optional<int> Signals::next() {
   while (read(fd_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     if (info.ssi_signo != SIGINT) return static_cast<int>(info.ssi_signo);
     const auto now = Clock::now();
-    if (pressed_ && now - *pressed_ < kOnePress) continue;
+    if (pressed_ && (!none_since_ || now - *pressed_ < kOnePress)) continue;
     pressed_ = now;
+    none_since_ = false;
     return SIGINT;
   }
+  none_since_ = true;
   return std::nullopt;
 }
 

@@ -16,7 +16,8 @@ std::string signal_name(int number);
 // While it lives, the signals that stop or tell a job are read from fd() and do nothing else, and
 // writing to a closed pipe, or beyond RLIMIT_FSIZE, is an error and no signal. One that was ignored
 // when the launcher was started (nohup) stays ignored. SIGINTs within 0.2 s are one: a
-// wrapper such as timeout(1) passes its own on.
+// wrapper such as timeout(1) passes its own on. So are those that have come by the time the first
+// has been acted upon, which takes longer than that on a busy machine.
 class Signals {
  public:
   Signals();
@@ -34,6 +35,7 @@ class Signals {
   using Clock = std::chrono::steady_clock;
 
   std::optional<Clock::time_point> pressed_;  // when the last SIGINT came that next() returned
+  bool none_since_ = false;                   // next() has returned nothing after that
   sigset_t mask_before_;
   struct sigaction pipe_before_, size_before_, child_before_;
   Fd fd_;
