@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "comm/host/cgroup.h"
+#include "comm/host/core_sets.h"
 #include "core/process/cores.h"
 #include "core/process/stat.h"
 #include "core/time_limit.h"
@@ -53,12 +54,6 @@ void futex_wake(std::atomic<uint32_t>& word) {
 
 // Counters wrap: "at least" is by distance.
 bool reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(value - target) >= 0; }
-
-// By affinity, and by the quota of the control groups, which spinning uses up.
-int usable_cores() {
-  const auto bound = std::max<double>(1, static_cast<double>(allowed_cores().size()));
-  return static_cast<int>(std::min(bound, group_cores().value_or(bound)));
-}
 
 // Waits for `ready` as long as `patience` says: spins for kSpin from `since` on, then yields, then
 // sleeps on `sleeper` in naps, after each of which `look_around` is called, which may throw. False
@@ -138,7 +133,6 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
     : blocks_(blocks),
       rank_(rank),
       size_(size),
-      spin_(size <= usable_cores()),
       processes_(std::move(processes)),
       seen_leaving_(size),
       members_(std::move(members)),
@@ -151,11 +145,19 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
   blocks_[rank].pid.store(getpid());
   Announcement hello;
   std::strcpy(hello.what, "join");
+  const CoreSet own_cores = core_set(allowed_cores());
+  static_assert(sizeof own_cores <= RankBlock::kShown);
+  std::memcpy(blocks_[rank].shown_bytes, own_cores.data(), own_cores.size());
   hello.own_bytes = numa_node;  // of the fields on which ranks need not agree
   const uint32_t joined = post(hello);
   await_counter(&RankBlock::posted, joined, joined, {timeout});
-  for (int r = 0; r < size; ++r)
+  std::vector<CoreSet> cores(size);
+  for (int r = 0; r < size; ++r) {
     numa_nodes_.push_back(static_cast<int>(announcement(r, joined).own_bytes));
+    std::memcpy(cores[r].data(), blocks_[r].shown_bytes, cores[r].size());
+  }
+  // Spinning also uses up the quota of the control groups.
+  spin_ = size == 1 || (each_has_a_core(cores) && size <= group_cores().value_or(size));
   for (int peer = 0; launcher_status_ && peer < size; ++peer) {
     if (peer != rank && !processes_[peer])
       processes_[peer] = Process::watch(blocks_[peer].pid.load());

@@ -190,7 +190,7 @@ class Channel {
 
   RankBlock* blocks_;
   int rank_, size_;
-  bool spin_;
+  bool spin_ = false;  // all ranks have a core of their own; not before they have come
   WatchedProcesses processes_;
   std::vector<Clock::time_point> seen_leaving_;  // by rank
   std::vector<int> members_;
