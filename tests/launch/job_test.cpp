@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
@@ -251,9 +252,10 @@ bool Presence::everybody_left(std::chrono::milliseconds limit) const {
 namespace {
 
 // `test_launch rank watch`: spins on the epoch as a collective would, then says what it knows of
-// rank 1, and fails.
+// rank 1, and fails. It says in the folder CHORUS, where there is one, that it has begun.
 int watch() {
   const auto control = Control::from_env();
+  if (const auto folder = env_text("CHORUS")) std::ofstream{*folder + "/watching"};
   while (control->failures() == 0) std::this_thread::yield();
   fmt::print("rank 1 {}\n", control->fate(1).value_or("runs"));
   return 1;
@@ -341,14 +343,18 @@ int chorus() {
   return 1;
 }
 
-// `test_launch rank echo`: rank 1 fails, and takes its time to end; rank 0 sees it and ends before.
+// `test_launch rank echo`: rank 1 fails, and takes its time to end; rank 0 sees it in the folder
+// CHORUS, and ends before.
 int echo() {
   const auto control = Control::from_env();
+  const std::filesystem::path failed = std::filesystem::path(*env_text("CHORUS")) / "failed";
   if (env_int("RANK", 0, 9) == 1) {
     flight::report_failure("bad data in row 17");
+    std::ofstream{failed};
     while (!control->fate(0)) std::this_thread::yield();
     return 3;
   }
+  while (!std::filesystem::exists(failed)) std::this_thread::yield();
   flight::report_failure("rank 1 gave up", flight::Blame::Peer);
   return 1;
 }
@@ -439,6 +445,8 @@ int main(int argc, char** argv) {
       return lockstep::launch::testing::preempted(mode == "requeued");
     }
   }
+  // A shell's background jobs begin with them ignored, and so would the launchers.
+  for (const int number : {SIGINT, SIGQUIT}) std::signal(number, SIG_DFL);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

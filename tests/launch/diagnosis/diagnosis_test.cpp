@@ -113,7 +113,8 @@ TEST(Straggling, NamesWhoTheOthersWaitForAndInWhat) {
 }
 
 TEST(Diagnosis, TheCauseIsNamedAndNotTheEcho) {
-  const Result result = Job(rank_args("echo")).wait();
+  const test::Folder folder;
+  const Result result = Job(rank_args("echo"), {.environment = {{"CHORUS", folder.path()}}}).wait();
   EXPECT_EQ(result.exit_code, 3);
   auto lines = lines_of(result.err);
   ASSERT_GE(lines.size(), 3u);
@@ -269,7 +270,9 @@ TEST_F(StuckTest, TheFolderHoldsAPageAndEachRanksError) {
 }
 
 TEST_F(StuckTest, TheErrorFileIsTorchrunsJson) {
-  const Result result = Job(rank_args("echo", {"--log-dir", folder_.path()})).wait();
+  const Result result = Job(rank_args("echo", {"--log-dir", folder_.path()}),
+                            {.environment = {{"CHORUS", folder_.path()}}})
+                            .wait();
   std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
   const fs::path attempt = fs::path(path).parent_path();
   const auto error = nlohmann::json::parse(test::contents(attempt / "1" / "error.json"));

@@ -66,8 +66,11 @@ TEST(Failure, OthersMayEndByThemselvesFirst) {
   // Rank 0 sees the failure in the control segment, says what it knows, and fails in turn: an echo,
   // not the cause.
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  const Result result = run_script(2, "test $RANK = 1 && exit 9; exec \"$SELF\" rank watch",
-                                   {.environment = {{"SELF", self}}});
+  const test::Folder folder;
+  const Result result = run_script(2,
+                                   "test $RANK = 0 && exec \"$SELF\" rank watch; "
+                                   "until test -e $CHORUS/watching; do sleep 0.01; done; exit 9",
+                                   {.environment = {{"SELF", self}, {"CHORUS", folder.path()}}});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_EQ(result.out, "[rank 0] rank 1 exited with status 9\n");
   EXPECT_THAT(lines_of(result.err), ElementsAre(StartsWith("[lockstep] rank 1 failed first"),

@@ -21,11 +21,14 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+// Each rank ends when what it leaves behind has set its trap.
 TEST(Leftover, ThatIsAskedEndsByItselfAndIsNamed) {
+  const test::Folder folder;
   const Result result =
-      Job({"run", "--nproc-per-node=2", "--grace=0.3", "sh", "-c",
-           "test $RANK = 0 || exit 0; (trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; "
-           "done) & exit 0"})
+      Job({"run", "--nproc-per-node=2", "--grace=2", "sh", "-c",
+           "test $RANK = 0 || exit 0; (trap 'echo asked; exit 0' TERM; : >$FOLDER/set; while :; do "
+           "sleep 0.01; done) & until test -e $FOLDER/set; do sleep 0.01; done"},
+          {.environment = {{"FOLDER", folder.path()}}})
           .wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, HasSubstr("[rank 0] asked"));
@@ -34,11 +37,14 @@ TEST(Leftover, ThatIsAskedEndsByItselfAndIsNamed) {
 }
 
 TEST(Leftover, ThatDoesNotStopIsKilledAndNamed) {
+  const test::Folder folder;
   const Result result = Job({"run", "--nproc-per-node=2", "--grace=0.1", "sh", "-c",
-                             "setsid sh -c 'trap \"\" TERM; exec sleep 1000' & exit 0"})
+                             "setsid sh -c 'trap \"\" TERM; : >$FOLDER/$RANK; exec sleep 1000' & "
+                             "until test -e $FOLDER/$RANK; do sleep 0.01; done"},
+                            {.environment = {{"FOLDER", folder.path()}}})
                             .wait();
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.err, ContainsRegex("killed, since they do not stop: sleep \\(pid"));
+  EXPECT_THAT(result.err, ContainsRegex("killed, since they do not stop: (sh|sleep) \\(pid"));
 }
 
 // While the launcher gives it time, another host's rank fails, or its launcher is asked to end.
