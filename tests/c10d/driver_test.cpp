@@ -242,19 +242,18 @@ TEST(Failures, DifferentCallsAreQuotedToAll) {
 }
 
 TEST(Failures, ADeadlineEndsAReceiveAndNotTheGroup) {
-  spawn_backends(
-      2,
-      [](Backend& backend, const StorePtr&) {
-        Tensors one{at::ones({3})};
-        if (backend.getRank() == 0) {
-          const std::string text = thrown_by([&] { backend.recv(one, 1, 5)->wait(); });
-          EXPECT_NE(text.find("got no message with tag 5 from rank 1"), std::string::npos) << text;
-        }
-        backend.allreduce(one, {.timeout = std::chrono::seconds(60)})->wait();
-        if (backend.getRank() == 1) backend.send(one, 0, 5)->wait();
-        backend.barrier({.timeout = std::chrono::seconds(60)})->wait();
-      },
-      {.timeout = milliseconds(400)});
+  spawn_backends(2, [](Backend& backend, const StorePtr&) {
+    Tensors one{at::ones({3})};
+    if (backend.getRank() == 0) {
+      backend.setTimeout(milliseconds(400));
+      const std::string text = thrown_by([&] { backend.recv(one, 1, 5)->wait(); });
+      EXPECT_NE(text.find("got no message with tag 5 from rank 1"), std::string::npos) << text;
+      backend.setTimeout(std::chrono::seconds(60));
+    }
+    backend.allreduce(one)->wait();
+    if (backend.getRank() == 1) backend.send(one, 0, 5)->wait();
+    backend.barrier()->wait();
+  });
 }
 
 TEST(Failures, AKilledRankEndsAReceiveFromAny) {

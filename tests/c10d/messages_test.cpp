@@ -232,14 +232,14 @@ TEST(MonitoredBarrier, NamesWhoHasNotCome) {
     backend.monitoredBarrier({}, false);
     if (backend.getRank() == 0) {
       try {
-        backend.monitoredBarrier({.timeout = milliseconds(300)}, true);
+        backend.monitoredBarrier({.timeout = milliseconds(1500)}, true);  // rank 1 comes within it
         ADD_FAILURE() << "nobody was missed";
       } catch (const c10::Error& error) {
         EXPECT_NE(std::string(error.what()).find("Ranks 2 failed to pass"), std::string::npos)
             << error.what();
       }
     } else if (backend.getRank() == 1) {
-      EXPECT_THROW(backend.monitoredBarrier({.timeout = milliseconds(600)}, true), c10::Error);
+      EXPECT_THROW(backend.monitoredBarrier({.timeout = milliseconds(2000)}, true), c10::Error);
     }
     backend.barrier()->wait();  // the group has outlived it
   });

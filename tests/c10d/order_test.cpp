@@ -387,12 +387,13 @@ TEST(HeldBack, ItsDeadlineEndsTheGroup) {
         EXPECT_THROW(backend.allreduce(next)->wait(), c10::DistBackendError);
         return;
       }
-      std::atomic<bool> failed = false, returned = false;
+      std::atomic<bool> called = false, failed = false, returned = false;
       when_over(backend.allreduce(first), [&] {
-        await([&] { return failed.load(); });
+        await([&] { return called = true, failed.load(); });
         returned = true;
       });
       store->add("held", 1);
+      await([&] { return called.load(); });
       const auto held = backend.allreduce(next, {.timeout = std::chrono::milliseconds(300)});
       if (!waits) await([&] { return held->isCompleted(); });
       try {

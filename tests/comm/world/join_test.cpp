@@ -206,7 +206,7 @@ TEST(JoinWaits, ForADeadlineAndNamesWhoIsMissing) {
   spawn_bare(2, [&](int rank) {
     EXPECT_THAT(
         [&] {
-          join_group(file_store(path, 3), {rank, 3}, {.timeout = milliseconds(300)});
+          join_group(file_store(path, 3), {rank, 3}, {.timeout = milliseconds(3000)});
         },
         ThrowsMessage<CommError>(
             HasSubstr(rank == 0 ? "1 of 3 ranks have not come within" : "rank 0")));
