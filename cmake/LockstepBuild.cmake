@@ -33,12 +33,6 @@ add_link_options(-fno-fast-math -fno-unsafe-math-optimizations)
 set(CMAKE_CXX_VISIBILITY_PRESET default)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN OFF)
 
-find_program(LOCKSTEP_MOLD mold)
-if(LOCKSTEP_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # mold 1.10 begins the read-only part with an empty .tbss that may lie a page before it: such a program does not start
-  # ("cannot apply additional memory protection after relocation").
-  add_link_options(-fuse-ld=mold -Wl,-z,norelro)
-endif()
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # The paths are made relative and the header's time is left out, so that a second clone finds the first one's results.
