@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -97,6 +98,11 @@ SecretServer::SecretServer(uint16_t port, std::string job, std::string secret)
   for (const char* every : {"::", "0.0.0.0"}) {
     for (const Address& address : resolve(every, port, AI_NUMERICHOST).addresses) {
       if (auto socket = listen_at(address, SOCK_NONBLOCK)) {
+        // The kernel keeps those that have sent nothing. Ranks connect before they have a
+        // credential, and those of a large job would be closed for each other: of 2,000 clients at
+        // once all had the secret after 0.4 s, and 768 after 2.7 s without this.
+        const int seconds = kPatience.count();
+        setsockopt(socket->get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);
         listening_.push_back(std::move(*socket));
       } else if (listening_.empty()) {
         error = errno;
