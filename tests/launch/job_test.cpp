@@ -39,7 +39,6 @@
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch::testing {
-
 namespace {
 
 void limit(__rlimit_resource what, long soft, long hard) {
@@ -397,23 +396,22 @@ int overflow() {
   return descend(0);
 }
 
-// `test_launch rank reapers`: of an outer job. Counts the orphan reapers of inner launchers that
-// show its mark when they have been made.
+// `test_launch rank reapers`: counts inner jobs' orphan reapers that show the outer one's mark.
 int reapers() {
-  const std::string mark =
-      std::string(OrphanReaper::kVariable) + "=" + *env_text(OrphanReaper::kVariable);
-  int marked = 0;
+  const auto mark = OrphanReaper::kVariable + ("=" + *env_text(OrphanReaper::kVariable));
+  int marked = 0, all = 0;
   for (int i = 0; i < 50; ++i) {
     const OrphanReaper reaper("inner");
     for (const auto& one : std::filesystem::directory_iterator("/proc")) {
       const auto stat = process_stat(std::atoi(one.path().filename().c_str()));
       if (!stat || stat->parent != getpid()) continue;
+      ++all;
       std::ifstream file(one.path() / "environ");
       const std::string text(std::istreambuf_iterator<char>(file), {});
-      if (text.find(mark) != std::string::npos) ++marked;
+      marked += text.find(mark) != std::string::npos ? 1 : 0;
     }
   }
-  fmt::print("{} of 50 were marked\n", marked);
+  fmt::print("{} of {} were marked\n", marked, all);
   return 0;
 }
 
@@ -430,20 +428,20 @@ int crash() {
 
 int main(int argc, char** argv) {
   if (argc == 3 && argv[1] == std::string("rank")) {
+    using namespace lockstep::launch::testing;
     const std::string mode = argv[2];
-    if (mode == "watch") return lockstep::launch::testing::watch();
-    if (mode == "stuck") return lockstep::launch::testing::stuck();
-    if (mode == "chorus") return lockstep::launch::testing::chorus();
-    if (mode == "echo") return lockstep::launch::testing::echo();
-    if (mode == "overflow") return lockstep::launch::testing::overflow();
-    if (mode == "crash") return lockstep::launch::testing::crash();
-    if (mode == "uncaught") return lockstep::launch::testing::uncaught();
-    if (mode == "kept_in") return lockstep::launch::testing::kept_in();
-    if (mode == "reapers") return lockstep::launch::testing::reapers();
-    if (mode == "headless") return lockstep::launch::testing::headless();
-    if (mode == "preempted" || mode == "requeued") {
-      return lockstep::launch::testing::preempted(mode == "requeued");
-    }
+    if (mode == "watch") return watch();
+    if (mode == "stuck") return stuck();
+    if (mode == "chorus") return chorus();
+    if (mode == "echo") return echo();
+    if (mode == "overflow") return overflow();
+    if (mode == "crash") return crash();
+    if (mode == "uncaught") return uncaught();
+    if (mode == "kept_in") return kept_in();
+    if (mode == "reapers") return reapers();
+    if (mode == "headless") return headless();
+    if (mode == "preempted") return preempted(false);
+    if (mode == "requeued") return preempted(true);
   }
   // A shell's background jobs begin with them ignored, and so would the launchers.
   for (const int number : {SIGINT, SIGQUIT}) std::signal(number, SIG_DFL);

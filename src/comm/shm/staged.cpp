@@ -141,7 +141,7 @@ class ReduceScatter : public Staged {
   // Chunk by chunk: sums for ranks of other nodes into this rank's slot; after a meeting, the
   // result from the inputs of this node's ranks and the sums in other nodes' slots.
   bool step_by_nodes(Exchange& exchange) {
-    const int64_t each = kChunk / exchange.numa_nodes().most_given() / 64 * 64;
+    const int64_t each = Exchange::kChunk / exchange.numa_nodes().most_given() / 64 * 64;
     const int64_t count = chunks_in(largest(inputs_), each);
     for (;; ++chunk_) {
       if (meets_ && !exchange.channel().all_met()) return false;

@@ -37,7 +37,9 @@ AgreedSecret agreed_secret(const Place& place, std::chrono::milliseconds timeout
   if (!has_munge()) return {};
   constexpr const char* kAdvice =
       "; give the ranks one: export LOCKSTEP_TOKEN=$(openssl rand -hex 32)";
-  const auto port = static_cast<uint16_t>(port_of(place.job + "/secret"));
+  int number = port_of(place.job + "/secret");
+  if (number == place.port) ++number;  // the store's
+  const auto port = static_cast<uint16_t>(number);
   AgreedSecret agreed;
   if (place.rank == 0) {
     agreed.text = hex_of(random_bytes());

@@ -83,8 +83,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   std::string seal(std::string_view text) {
-    library_.set(context_, kCipherType, kAes128);  // a site's default may be none
-    library_.set(context_, kUidRestriction, geteuid());
+    check(library_.set(context_, kCipherType, kAes128));  // a site's default may be none
+    check(library_.set(context_, kUidRestriction, geteuid()));
     char* credential = nullptr;
     const int error =
         library_.encode(&credential, context_, text.data(), static_cast<int>(text.size()));

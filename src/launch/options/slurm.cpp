@@ -84,10 +84,11 @@ std::optional<Rendezvous> Rendezvous::from_slurm() {
         tasks, each.size(), each.size() == 1 ? "" : "s", "SLURM_STEP_TASKS_PER_NODE", *counts));
   }
   const std::string id = fmt::format("slurm-{}.{}", env_text("SLURM_JOB_ID").value_or("0"), *step);
+  const int port = port_of(id + "/launchers"), secret_port = port_of(id + "/secret");
   Rendezvous rendezvous;
   if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) {
     check_munge(tasks);
-    rendezvous.secret_port = static_cast<uint16_t>(port_of(id + "/secret"));
+    rendezvous.secret_port = static_cast<uint16_t>(secret_port + (secret_port == port ? 1 : 0));
   }
   rendezvous.min_nodes = rendezvous.max_nodes = tasks;
   rendezvous.node_rank = slurm_node();
@@ -95,8 +96,7 @@ std::optional<Rendezvous> Rendezvous::from_slurm() {
     contradiction("SLURM_STEP_NODELIST={} with SLURM_STEP_NUM_TASKS={}: a task on each node", *list,
                   tasks);
   }
-  rendezvous.endpoint =
-      fmt::format("{}:{}", expand_node_list(*list).front(), port_of(id + "/launchers"));
+  rendezvous.endpoint = fmt::format("{}:{}", expand_node_list(*list).front(), port);
   rendezvous.run_id = id;
   return rendezvous;
 }

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <atomic>
 #include <csignal>
@@ -138,18 +137,18 @@ struct Counted {
   static constexpr int64_t kPage = 4096;
   static inline char* begin;
   static inline char* end;
+  static inline std::vector<bool> is_known;
   static inline std::atomic<int64_t> reads, writes;
 
-  // The first read and the first write of a page.
-  static void on_fault(int, siginfo_t* info, void* context) {
-    constexpr int kWrite = 2;
+  // The first read and the first write of a page, which no call writes without having read it.
+  static void on_fault(int, siginfo_t* info, void*) {
     char* const page = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(info->si_addr) &
                                                ~static_cast<uintptr_t>(kPage - 1));
     if (page < begin || page >= end) _exit(99);
-    const auto code = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR];
-    const bool is_write = (code & kWrite) != 0;
-    ++(is_write ? writes : reads);
-    mprotect(page, kPage, is_write ? PROT_READ | PROT_WRITE : PROT_READ);
+    auto known = is_known[(page - begin) / kPage];
+    ++(known ? writes : reads);
+    mprotect(page, kPage, known ? PROT_READ | PROT_WRITE : PROT_READ);
+    known = true;
   }
 };
 
@@ -173,6 +172,7 @@ int64_t moved_bytes(bool in_steps,
     char* const first = static_cast<char*>(data.data_ptr()) - world.rank() * kBytes;
     Counted::begin = first + (world.rank() < 4 ? 4 : 0) * kBytes;
     Counted::end = Counted::begin + 4 * kBytes;
+    Counted::is_known.assign(4 * kBytes / Counted::kPage, false);
     ASSERT_EQ(mprotect(Counted::begin, 4 * kBytes, PROT_NONE), 0);
     group.barrier().wait();
     call(group, data);
