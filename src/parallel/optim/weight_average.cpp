@@ -38,7 +38,10 @@ void check_decay(double decay, std::string_view what) {
 // Every operation rounds each element by itself, wherever it lies: an addition with a factor would
 // be fused or not, as vectors end.
 void move_towards(at::Tensor& average, const at::Tensor& weight, double by) {
-  const bool is_flat = average.is_cpu() && average.is_floating_point() &&
+  const at::ScalarType type = average.scalar_type();
+  // A module that is converted to another dtype has weights of that one from then on.
+  const bool is_flat = average.is_cpu() && (type == at::kFloat || type == at::kDouble) &&
+                       type == type_of_average(weight) && weight.itemsize() > 1 &&
                        average.is_non_overlapping_and_dense() &&
                        weight.strides() == average.strides();
   if (!is_flat) {
@@ -60,6 +63,7 @@ void move_towards(at::Tensor& average, const at::Tensor& weight, double by) {
               }
             });
       });
+  average.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace

@@ -121,6 +121,54 @@ TEST(WeightAverages, OfEveryDtype) {
   EXPECT_EQ(average.averages()[3].item<int64_t>(), 11);
 }
 
+// What a loop of its own computes has the bits of what operators do, wherever the elements lie.
+TEST(WeightAverages, HaveTheSameBitsInEveryLayoutAndAfterAConversion) {
+  const at::Tensor base = at::randn({17000, 2}, at::kDouble);
+  std::vector<at::Tensor> weights;
+  for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    const at::Tensor all = base.to(type);
+    weights.push_back(all.clone());
+    weights.push_back(all.clone().t());
+    weights.push_back(all.clone().select(1, 1));
+    weights.push_back(all.clone()
+                          .narrow(0, 0, 4 * 9 * 25)
+                          .view({4, 9, 5, 10})
+                          .contiguous(at::MemoryFormat::ChannelsLast));
+    weights.push_back(all.narrow(0, 0, 0).clone());
+  }
+  WeightAverage average(weights, {.decay = 0.9});
+  std::vector<at::Tensor> want;
+  const auto update = [&](bool begins) {
+    average.update();
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const at::Tensor& mine = average.averages()[i];
+      if (begins) want.push_back(mine.clone());
+      if (!begins) want[i].add_(weights[i].to(mine.scalar_type()).sub(want[i]).mul_(1 - 0.9));
+      EXPECT_TRUE(at::equal(mine, want[i])) << i;
+    }
+  };
+  update(true);
+  for (const auto other : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (auto& weight : weights) {
+      weight.mul_(1.01);
+    }
+    update(false);
+    // As Module::to() does.
+    for (auto& weight : weights) weight.set_data(weight.to(other));
+    update(false);
+  }
+}
+
+// A graph that was made with an average does not find another in its place.
+TEST(WeightAverages, CountTheirVersions) {
+  const at::Tensor weight = at::ones({4}), x = torch::ones({4}, torch::requires_grad());
+  WeightAverage average({weight});
+  average.update();
+  const at::Tensor loss = (x * average.averages()[0]).sum();
+  average.update();
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
 TEST(WeightAverages, AreAppliedForAWhile) {
   torch::nn::Linear net(4, 3);
   WeightAverage average(net->parameters(), {.decay = 0.5});
