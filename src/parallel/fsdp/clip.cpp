@@ -48,7 +48,8 @@ double norm_of_cell(const T* values, int64_t count) {
 // The p-norm of each cell, in float64, into `cells`.
 void write_norms(const at::Tensor& gradient, double p, const at::Tensor& cells) {
   const int64_t numel = gradient.numel();
-  const at::Tensor values = gradient.is_complex() ? gradient.abs() : gradient;
+  // A program may have put another tensor in a gradient's place.
+  const at::Tensor values = (gradient.is_complex() ? gradient.abs() : gradient).contiguous();
   if (values.is_cpu() && p == 2) {
     double* const norms = cells.data_ptr<double>();
     AT_DISPATCH_FLOATING_TYPES_AND2(

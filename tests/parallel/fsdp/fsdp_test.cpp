@@ -3,6 +3,8 @@
 
 #include <ATen/record_function.h>
 
+#include <limits>
+
 #include "lockstep/parallel/fused_adam.h"
 #include "parallel/fsdp/models.h"
 #include "support/spawn.h"
@@ -182,6 +184,38 @@ TEST(Fsdp, ClipsByTheNormOfAllRanksAlikeOnAnyNumberOfThem) {
       EXPECT_EQ(one_unit.clip_grad_norm_(0.01).item<double>(), norm);
     });
   }
+}
+
+TEST(Fsdp, ClipsByNormsOfEveryKindAndDtype) {
+  spawn(2, [](World& world) {
+    for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kComplexFloat}) {
+      struct Parameters : torch::nn::Module {
+        explicit Parameters(at::ScalarType type) {
+          torch::manual_seed(0);
+          for (const int64_t size : {5000, 1024, 3}) {
+            register_parameter("of" + std::to_string(size), at::randn({size}).to(type));
+          }
+        }
+      };
+      for (const double p : {0.5, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+        const auto net = std::make_shared<Parameters>(type);
+        std::vector<at::Tensor> whole;
+        for (const auto& parameter : net->parameters()) {
+          const auto wide = parameter.is_complex() ? at::kComplexDouble : at::kDouble;
+          whole.push_back(parameter.detach().to(wide, /*non_blocking=*/false, /*copy=*/true));
+          whole.back().mutable_grad() = whole.back().clone();
+        }
+        Fsdp fsdp(net, world.group());
+        // Of other strides, too.
+        for (auto& shard : fsdp.parameters()) {
+          shard.mutable_grad() = at::stack({shard.detach(), shard.detach()}, 1).select(1, 0);
+        }
+        const double want = parallel::clip_grad_norm_(whole, 1, {.norm_type = p}).item<double>();
+        const double norm = fsdp.clip_grad_norm_(1, p).item<double>();
+        EXPECT_NEAR(norm, want, 1e-6 * want) << type << " " << p;
+      }
+    }
+  });
 }
 
 int64_t operators = 0;
