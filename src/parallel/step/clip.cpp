@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -140,8 +141,9 @@ void check_finite(const ModuleRef& module, const Group& group) {
   // The largest magnitude is NaN where a NaN is, and does not overflow. On CPUs the 2-norm takes a
   // fifteenth of the time, and is finite only where all is.
   const auto gradients = gradients_of(parameters);
-  at::Tensor norm = norm_of(gradients, 2);
-  if (!norm.is_cpu() || !std::isfinite(norm.item<double>())) norm = norm_of(gradients, kInfinity);
+  const bool on_cpu = std::ranges::all_of(gradients, &at::Tensor::is_cpu);
+  at::Tensor norm = norm_of(gradients, on_cpu ? 2 : kInfinity);
+  if (on_cpu && !std::isfinite(norm.item<double>())) norm = norm_of(gradients, kInfinity);
   at::Tensor finite = at::isfinite(norm).reshape({1}).to(at::kInt);
   group.all_reduce(finite, ReduceOp::Min, {.label = "check_finite"}).wait();
   if (finite.item<int>() != 0) return;
