@@ -1,6 +1,8 @@
 // A rank without a batch takes part in what follows backward(), too.
 #include <limits>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"
@@ -198,6 +200,87 @@ TEST(JoinRest, GradientsThatNoRankComputesAreThoseOfARankWithABatch) {
         }
         check_same(net, world);
       }
+    }
+  });
+}
+
+// An optimizer goes on with the momentum of a parameter that was frozen while it had a gradient.
+TEST(JoinRest, GradientsOfFrozenParametersAreThoseOfARankWithABatch) {
+  spawn(3, [](World& world) {
+    for (const auto divisor : {Divisor::World, Divisor::Active}) {
+      Mlp net;
+      Ddp ddp(net, world);
+      torch::optim::SGD sgd(net.parameters(),
+                            torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
+      square_loss(net, world.rank()).backward();
+      sgd.step();
+      net.first->weight.set_requires_grad(false);
+      ddp.refresh();
+      Join join({ddp}, {.divisor = divisor});
+      for (int step = 1; step <= world.rank(); ++step) {
+        sgd.zero_grad(/*set_to_none=*/false);
+        square_loss(net, world.rank(), step).backward();
+        sgd.step();
+      }
+      join.finish([&] { sgd.step(); });
+      check_same(net, sgd, world);
+    }
+  });
+}
+
+struct ManyLayouts : torch::nn::Module {
+  ManyLayouts() {
+    torch::manual_seed(0);
+    head = register_module("head", torch::nn::Linear(2, 2));
+    table = register_module("table",
+                            torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 2).sparse(true)));
+    pairs = register_parameter("pairs", at::randn({3}, at::kComplexFloat));
+    filter = register_parameter("filter",
+                                at::randn({2, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast));
+    nothing = register_parameter("nothing", at::empty({0, 2}));
+  }
+  at::Tensor loss(int rank, bool all) {
+    const at::Tensor sum = head(at::full({1, 2}, 1.0 + rank)).square().sum();
+    if (!all) return sum;
+    return sum + table(torch::tensor({rank, 4, 4})).square().sum() + nothing.sum() +
+           at::view_as_real(pairs * (1 + rank)).square().sum() + (filter.square() * rank).sum();
+  }
+  torch::nn::Linear head{nullptr};
+  torch::nn::Embedding table{nullptr};
+  at::Tensor pairs, filter, nothing;
+};
+
+TEST(JoinRest, GradientsThatNoRankComputesMayHaveAnyLayout) {
+  spawn(3, [](World& world) {
+    for (const auto divisor : {Divisor::World, Divisor::Active}) {
+      ManyLayouts net;
+      Ddp ddp(net, world);
+      net.loss(world.rank(), true).backward();
+      std::map<std::string, at::Tensor> before;
+      for (const auto& item : net.named_parameters()) {
+        before[item.key()] = item.value().grad().clone();
+      }
+      int steps = 0;
+      const auto check = [&] {
+        ++steps;
+        for (const auto& item : net.named_parameters()) {
+          const at::Tensor &was = before.at(item.key()), &gradient = item.value().grad();
+          ASSERT_TRUE(gradient.defined()) << item.key();
+          EXPECT_EQ(gradient.layout(), was.layout()) << item.key();
+          const auto dense = [](const at::Tensor& one) {
+            return one.is_sparse() ? one.to_dense() : one;
+          };
+          const bool is_used = item.key().starts_with("head");
+          EXPECT_EQ(at::equal(dense(gradient), dense(was)), !is_used) << item.key();
+        }
+      };
+      Join join({ddp}, {.divisor = divisor});
+      for (int step = 0; step < world.rank(); ++step) {
+        net.loss(world.rank(), false).backward();
+        check();
+      }
+      join.finish(check);
+      EXPECT_EQ(steps, 2);
     }
   });
 }

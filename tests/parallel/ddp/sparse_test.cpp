@@ -132,6 +132,29 @@ TEST(Sparse, WhatAnEarlierBackwardLeftIsRefusedWithinAJoin) {
   });
 }
 
+// zero_grad(false) leaves a gradient without entries.
+TEST(Sparse, AGradientThatWasZeroedCountsAsNoneWithinAJoin) {
+  spawn(3, [](World& world) {
+    for (const auto divisor : {Divisor::World, Divisor::Active}) {
+      Words sparse(true), dense(false);
+      for (Words* net : {&sparse, &dense}) {
+        Ddp ddp(*net, world);
+        torch::optim::SGD sgd(net->parameters(), 0.1);
+        const auto step = [&] {
+          sgd.zero_grad(/*set_to_none=*/false);
+          words_loss(*net, world.rank()).backward();
+          sgd.step();
+        };
+        step();
+        Join join({ddp}, {.divisor = divisor});
+        for (int i = 0; i < world.rank(); ++i) step();
+        join.finish([&] { sgd.step(); });
+      }
+      EXPECT_TRUE(at::allclose(sparse.table->weight, dense.table->weight, 1e-5, 1e-6));
+    }
+  });
+}
+
 // Nor does the pass leave a trace in what a hook carries.
 TEST(Sparse, WhatIsRefusedWithinAJoinLeavesAHooksState) {
   spawn(3, [](World& world) {

@@ -34,64 +34,85 @@ void Reducer::find_present() {
   join_.forget_priors();
 }
 
-// A parameter's gradient of before the pass, on all ranks.
-at::Tensor Reducer::sent_by(int source, size_t parameter) const {
+// A gradient of before the pass, on all ranks. `own`: the source's.
+at::Tensor Reducer::sent_by(int source, const at::Tensor& parameter, const at::Tensor& own,
+                            bool sparse) const {
   const auto options = call("earlier gradient");
   const bool is_source = group_.rank() == source;
-  const at::Tensor& tensor = parameters_[parameter].tensor;
-  const auto send = [&](at::Tensor values, const at::Tensor& own) {
-    if (is_source) values.copy_(own);
+  const auto on =
+      at::TensorOptions(parameter.scalar_type()).device(communicated_on(group_, parameter));
+  const auto send = [&](at::Tensor values, const at::Tensor& from) {
+    if (is_source) values.copy_(from);
     if (values.numel() > 0) group_.broadcast(as_reals(values), source, options).wait();
     return values;
   };
-  if (!is_sparse(parameter)) {
-    return send(at::empty_like(buckets_.view(parameter)), join_.prior(parameter));
-  }
-  const at::Tensor own = is_source ? join_.prior(parameter).coalesce() : at::Tensor();
+  if (!sparse) return send(at::empty_like(parameter.detach(), on), own).to(parameter.device());
+  const at::Tensor entries = is_source ? own.coalesce() : at::Tensor();
   const at::Tensor counts =
-      send(at::empty({2}, tensor.options().dtype(at::kLong)),
-           is_source ? at::tensor({own.sparse_dim(), own._nnz()}) : at::Tensor());
-  const auto dims = counts[0].item<int64_t>(), entries = counts[1].item<int64_t>();
-  std::vector<int64_t> sizes = tensor.sizes().slice(static_cast<size_t>(dims)).vec();
-  sizes.insert(sizes.begin(), entries);
-  const at::Tensor indices =
-      send(at::empty({dims, entries}, counts.options()), is_source ? own._indices() : at::Tensor());
+      send(at::empty({2}, on.dtype(at::kLong)),
+           is_source ? at::tensor({entries.sparse_dim(), entries._nnz()}) : at::Tensor());
+  const auto dims = counts[0].item<int64_t>(), count = counts[1].item<int64_t>();
+  std::vector<int64_t> sizes = parameter.sizes().slice(static_cast<size_t>(dims)).vec();
+  sizes.insert(sizes.begin(), count);
+  const at::Tensor indices = send(at::empty({dims, count}, on.dtype(at::kLong)),
+                                  is_source ? entries._indices() : at::Tensor());
   const at::Tensor values =
-      send(at::empty(sizes, tensor.options()), is_source ? own._values() : at::Tensor());
-  return at::_sparse_coo_tensor_unsafe(indices, values, tensor.sizes())._coalesced_(true);
+      send(at::empty(sizes, on), is_source ? entries._values() : at::Tensor());
+  return at::_sparse_coo_tensor_unsafe(indices.to(parameter.device()),
+                                       values.to(parameter.device()), parameter.sizes())
+      ._coalesced_(true);
 }
 
 // A rank with a batch may have gradients of before the pass. Where some rank has computed another,
-// that was added to them, and ranks without a batch have nothing in their place. Where none has,
-// they are as they were, and what follows backward() uses them.
+// that was added to them, and ranks without a batch have nothing in their place. Where none has, as
+// of a frozen parameter, they are as they were, and what follows backward() uses them.
 void Reducer::take_priors() {
+  enum Prior : char { None, Dense, Sparse, WithoutEntries };
   const int source = join_.present().front();
-  std::string has_prior(parameters_.size(), '\0');
-  for (size_t i = 0; i < parameters_.size(); ++i) has_prior[i] = join_.prior(i).defined() ? 1 : 0;
-  has_prior = group_.broadcast_bytes(has_prior, source, call("earlier gradients"));
+  std::vector<at::Tensor> mine;
+  for (size_t i = 0; i < parameters_.size(); ++i) mine.push_back(join_.prior(i));
+  for (const Named& item : frozen_) mine.push_back(item.tensor.grad());
+  std::string priors;
+  for (const at::Tensor& prior : mine) {
+    priors += !prior.defined()     ? None
+              : !prior.is_sparse() ? Dense
+              : prior._nnz() > 0   ? Sparse
+                                   : WithoutEntries;
+  }
+  priors = group_.broadcast_bytes(priors, source, call("earlier gradients"));
   const double share =
       join_.divides_by_present()
           ? 0
           : static_cast<double>(group_.size() - join_.count_present()) / group_.size();
-  const auto used = flags_.set();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (has_prior[i] == 0 || (used[i] && share == 0)) continue;
+  auto used = flags_.set();
+  used.resize(mine.size());  // none of the frozen ones
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const auto kind = static_cast<Prior>(priors[i]);
+    if (kind == None || (used[i] && (share == 0 || kind == WithoutEntries))) continue;
+    const Named& item = i < parameters_.size() ? parameters_[i] : frozen_[i - parameters_.size()];
     if (used[i] && is_sparse(i)) {
       end_refused_pass();
       throw ConfigError(fmt::format(
           "[join] parameter '{}' has a sparse gradient and got one in a second backward() of one "
           "step, in which some ranks have no batch: add the losses and run one backward(), or use "
           "Divisor::Active",
-          parameters_[i].name));
+          item.name));
     }
-    const at::Tensor prior = sent_by(source, i);
-    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    const at::Tensor prior = sent_by(source, item.tensor, mine[i], kind != Dense);
+    at::Tensor& gradient = item.tensor.mutable_grad();
     if (used[i]) {
       as_reals(buckets_.view(i)).add_(as_reals(prior), share);
     } else if (!gradient.defined()) {
       gradient = prior;
     }
   }
+}
+
+bool Reducer::has_prior() const {
+  if (join_.has_prior()) return true;
+  return join_.is_joined() && std::ranges::any_of(frozen_, [](const Named& item) {
+           return item.tensor.grad().defined();
+         });
 }
 
 bool Reducer::shadow() {

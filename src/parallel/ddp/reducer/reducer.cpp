@@ -69,6 +69,8 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
   std::unordered_set<const void*> in_buckets;
   for (size_t i = 0; i < dense_; ++i)
     in_buckets.insert(parameters_[i].tensor.unsafeGetTensorImpl());
+  std::ranges::copy_if(module.model().parameters, std::back_inserter(frozen_),
+                       [](const Named& item) { return !item.tensor.requires_grad(); });
   others_ = module.module().tensors();
   std::erase_if(others_, [&](const at::Tensor& tensor) {
     return in_buckets.contains(tensor.unsafeGetTensorImpl());
@@ -387,7 +389,7 @@ void Reducer::write_flags() {
   }
   if (join_.is_joined()) flags_.write_presence(group_.rank(), mine);
   if (lanes_) flags_.clear_prior();
-  if (join_.has_prior() || buffers_.is_start_changed()) flags_.write_prior();
+  if (has_prior() || buffers_.is_start_changed()) flags_.write_prior();
   if (orders_.any()) flags_.write_new_order();
   if (!accumulates_ && !quiet_ && reads_flags() && any_held()) flags_.write_held();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();

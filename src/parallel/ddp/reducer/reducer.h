@@ -145,7 +145,9 @@ class Reducer : public GradientListener,
   // The ranks among which this pass averages.
   Group averaged_over() const;
   void average_sparse();
-  at::Tensor sent_by(int source, size_t parameter) const;
+  at::Tensor sent_by(int source, const at::Tensor& parameter, const at::Tensor& own,
+                     bool sparse) const;
+  bool has_prior() const;
   void take_priors();
   void check_same();
   bool has_new_order() const;
@@ -177,6 +179,7 @@ class Reducer : public GradientListener,
 
   Group group_;
   std::vector<Named> parameters_;
+  std::vector<Named> frozen_;       // when this was made
   std::vector<at::Tensor> others_;  // the module's, which no bucket has
   size_t dense_;                    // how many of them
   DdpOptions options_;
