@@ -57,6 +57,8 @@ TEST(SavedRuns, AProgramMayChangeItsWorkingDirectory) {
       train::TrainerOptions options{.epochs = 0, .max_steps = steps, .loader = {.batch_size = 5}};
       options.evaluation = {.data = test::train_samples(31, 6), .every_steps = 2};
       options.saving = {.directory = "run", .every_steps = 2, .best = train::Best{}};
+      options.callbacks = {
+          std::make_shared<train::Monitoring>(world, train::MonitorOptions{.directory = "log"})};
       train::Trainer trainer(world, net, train::cross_entropy(), test::train_samples(80), options);
       std::filesystem::current_path(elsewhere.path());
       const auto outcome = trainer.run();
@@ -65,6 +67,7 @@ TEST(SavedRuns, AProgramMayChangeItsWorkingDirectory) {
     });
   }
   EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
+  EXPECT_TRUE(std::filesystem::exists(folder / "log/metrics.jsonl"));
 }
 
 // The last step of an epoch, and the one of the run.

@@ -89,10 +89,11 @@ struct FsdpOptions {
 
   Offload offload = Offload::None;
   // With Offload::File: the folder of the files, on a disk of each rank's host; may differ between
-  // ranks. They have no names there, so nothing is left when the process ends. Room on the disk is
-  // taken when a file is made: ConfigError where there is none, on all ranks for the shards and
-  // gradients, on the rank whose disk is full for an optimizer's first step. The state of
-  // FusedAdam, FusedAdamW and FusedSGD lies there; torch::optim makes its own in memory.
+  // ranks. A relative one is of the working directory in which the Fsdp was made. The files have no
+  // names there, so nothing is left when the process ends. Room on the disk is taken when a file is
+  // made: ConfigError where there is none, on all ranks for the shards and gradients, on the rank
+  // whose disk is full for an optimizer's first step. The state of FusedAdam, FusedAdamW and
+  // FusedSGD lies there; torch::optim makes its own in memory.
   std::string offload_folder = {};
 
   // What forward and backward compute in; optimizers see shards of the module's own dtype. The

@@ -53,7 +53,7 @@ class Progress : public Callback {
 // the training's.
 class Monitoring : public Callback {
  public:
-  // Communicates nothing yet.
+  // Communicates nothing yet. Relative paths are of the working directory in which this was made.
   Monitoring(const comm::World& world, MonitorOptions options);
   ~Monitoring() override;
 

@@ -100,8 +100,8 @@ enum class Resume {
 
 // What is saved, and when.
 struct Saving {
-  // Empty: nothing is saved. A relative one is of the working directory in which the Trainer was
-  // made.
+  // Empty: nothing is saved. A relative one, as that of resume_from, is of the working directory in
+  // which the Trainer was made.
   std::string directory = {};
   int64_t every_steps = 0;
   int64_t every_epochs = 0;

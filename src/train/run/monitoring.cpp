@@ -2,12 +2,15 @@
 #include <string>
 #include <utility>
 
+#include "core/files/lasting_path.h"
 #include "lockstep/train/progress.h"
 
 namespace lockstep::train {
 
 Monitoring::Monitoring(const comm::World& world, MonitorOptions options)
-    : world_(world), options_(std::move(options)) {}
+    : world_(world), options_(std::move(options)) {
+  for (auto* path : {&options_.directory, &options_.open_metrics_file}) *path = lasting_path(*path);
+}
 Monitoring::~Monitoring() = default;
 
 void Monitoring::on_train_begin(const RunState& state) {
