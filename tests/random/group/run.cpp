@@ -170,7 +170,7 @@ class Runner {
     if (op.fill) refill(index);
     const std::string label = fmt::format("op {} on rank {}", index, rank_);
     CallOptions options;
-    if (op.op == comm::ReduceOp::PreMulSum) options.factor = kFactor;
+    if (is_reduction(op.what) && op.op == comm::ReduceOp::PreMulSum) options.factor = kFactor;
     if (op.labelled && chance(op, 8)) options.label = label;
     if (op.labelled && chance(op, 9)) options.timeout = 2 * deadline_;
     const auto in = tensors_of(call.inputs), out = tensors_of(call.outputs);
