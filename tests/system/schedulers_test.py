@@ -233,7 +233,7 @@ def test_slurms_launchers_give_the_secret_to_their_user_alone(folder):
         ask("0", "slurm-1.0").expect(out=r"^bytes: [1-9]\d\d")
         ask("65534", "slurm-1.0").expect(out=r"^bytes: 0")
         ask("0", "slurm-1.1").expect(out=r"^bytes: 0")
-        job.terminate()
+        cluster.client("scancel", "1").expect()
         job.communicate(timeout=LIMIT_S)
 
 
