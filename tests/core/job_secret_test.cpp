@@ -1,5 +1,5 @@
-// A job's secret that one process hands out to others by MUNGE, and what a stranger at the port can
-// do. Of two hosts and two users: tests/system/schedulers_test.py.
+// A job's secret that one process hands out to others by MUNGE, and what an attacker at the port
+// can do. Of two hosts and two users: tests/system/schedulers_test.py.
 #include "core/security/job_secret.h"
 
 #include <gmock/gmock.h>

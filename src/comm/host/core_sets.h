@@ -1,14 +1,13 @@
 // Which cores the ranks of a host may use. No torch.
 #pragma once
 
-#include <array>
-#include <cstdint>
+#include <bitset>
 #include <vector>
 
 namespace lockstep::comm {
 
 // A bit for each core; none where that is not known.
-using CoreSet = std::array<uint8_t, 504>;
+using CoreSet = std::bitset<4032>;
 
 CoreSet core_set(const std::vector<int>& cores);
 

@@ -147,14 +147,14 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
   std::strcpy(hello.what, "join");
   const CoreSet own_cores = core_set(allowed_cores());
   static_assert(sizeof own_cores <= RankBlock::kShown);
-  std::memcpy(blocks_[rank].shown_bytes, own_cores.data(), own_cores.size());
+  std::memcpy(blocks_[rank].shown_bytes, &own_cores, sizeof own_cores);
   hello.own_bytes = numa_node;  // of the fields on which ranks need not agree
   const uint32_t joined = post(hello);
   await_counter(&RankBlock::posted, joined, joined, {timeout});
   std::vector<CoreSet> cores(size);
   for (int r = 0; r < size; ++r) {
     numa_nodes_.push_back(static_cast<int>(announcement(r, joined).own_bytes));
-    std::memcpy(cores[r].data(), blocks_[r].shown_bytes, cores[r].size());
+    std::memcpy(&cores[r], blocks_[r].shown_bytes, sizeof cores[r]);
   }
   // Spinning also uses up the quota of the control groups.
   spin_ = size == 1 || (each_has_a_core(cores) && size <= group_cores().value_or(size));

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "core/network/address.h"
+#include "core/network/tcp_options.h"
 #include "core/process/thread.h"
 #include "core/security/munge.h"
 #include "core/security/token.h"
@@ -76,14 +77,14 @@ std::string asked_once(const Address& server, std::string_view job) {
     const ssize_t count = recv(socket.get(), buffer, sizeof buffer, 0);
     if (count < 0) fail("receive");
     if (count == 0) throw Error("it serves another job, or is not of this user");
-    // A stranger might go on for hours, byte by byte.
+    // An attacker might go on for hours, byte by byte.
     if (std::chrono::steady_clock::now() >= until) throw Error("no answer");
     got.append(buffer, static_cast<size_t>(count));
     const auto credential = unframed(got);
     if (!credential) continue;
     const std::string answer = munge::open(*credential);
     if (!answer.starts_with(request)) throw Error("an answer to another request");
-    // This user has sealed the request, too: a stranger may send it back.
+    // This user has sealed the request, too: an attacker may send it back.
     if (answer == request) throw Error("an answer without a secret");
     return answer.substr(request.size());
   }
@@ -169,13 +170,13 @@ void SecretServer::accept_all(const Fd& listening) {
 bool SecretServer::goes_on(Client& client) {
   if (!client.out.empty()) {
     const ssize_t sent = send(client.fd.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
-    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    if (sent < 0) return is_temporary(errno);
     client.out.erase(0, static_cast<size_t>(sent));
     return !client.out.empty();
   }
   char buffer[1024];
   const ssize_t count = recv(client.fd.get(), buffer, sizeof buffer, 0);
-  if (count <= 0) return count < 0 && (errno == EAGAIN || errno == EINTR);
+  if (count <= 0) return count < 0 && is_temporary(errno);
   client.in.append(buffer, static_cast<size_t>(count));
   try {
     const auto credential = unframed(client.in);
