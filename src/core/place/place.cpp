@@ -104,6 +104,11 @@ int port_of(std::string_view job_id) {
   return 20'000 + static_cast<int>((hash ^ hash >> 16) % 10'000);
 }
 
+uint16_t secret_port_of(const std::string& job_id, int taken) {
+  const int port = port_of(job_id + "/secret");
+  return static_cast<uint16_t>(port == taken ? port + 1 : port);
+}
+
 int required(const char* name, const char* because, int low, int high) {
   const auto value = number(name, low, high);
   if (!value)

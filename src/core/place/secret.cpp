@@ -9,22 +9,10 @@
 #include "lockstep/core/environment.h"
 
 namespace lockstep {
-namespace {
 
-bool has_munge() {
-  try {
-    static_cast<void>(munge::seal(""));
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
+bool has_token() { return env_text("LOCKSTEP_TOKEN") || env_text("LOCKSTEP_TOKEN_FILE"); }
 
-}  // namespace
-
-bool has_given_secret() {
-  return env_text(kJobKeyVariable) || env_text("LOCKSTEP_TOKEN") || env_text("LOCKSTEP_TOKEN_FILE");
-}
+bool has_given_secret() { return env_text(kJobKeyVariable) || has_token(); }
 
 AgreedSecret agreed_secret(const Place& place, std::chrono::milliseconds timeout) {
   if (has_given_secret()) return {};
@@ -34,12 +22,10 @@ AgreedSecret agreed_secret(const Place& place, std::chrono::milliseconds timeout
   static std::map<std::string, std::string> known;  // by job
   const std::lock_guard lock(mutex);
   if (const auto found = known.find(place.job); found != known.end()) return {found->second};
-  if (!has_munge()) return {};
+  if (!munge::fault().empty()) return {};
   constexpr const char* kAdvice =
       "; give the ranks one: export LOCKSTEP_TOKEN=$(openssl rand -hex 32)";
-  int number = port_of(place.job + "/secret");
-  if (number == place.port) ++number;  // the store's
-  const auto port = static_cast<uint16_t>(number);
+  const uint16_t port = secret_port_of(place.job, place.port);
   AgreedSecret agreed;
   if (place.rank == 0) {
     agreed.text = hex_of(random_bytes());

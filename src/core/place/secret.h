@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+// Whether LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE is set.
+bool has_token();
 // Whether a launcher or the user has given this process the job's secret or its token.
 bool has_given_secret();
 

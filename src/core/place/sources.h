@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,6 +36,8 @@ void meet_over_mpirun(Place& place);
 
 // Port 20000 to 29999, below those that the kernel hands out by itself, the same for equal ids.
 int port_of(std::string_view job_id);
+// Likewise, where the job's secret is handed out; not `taken`, another port of the job.
+uint16_t secret_port_of(const std::string& job_id, int taken);
 
 // The number of a variable that its launcher always sets together with `because`.
 int required(const char* name, const char* because, int low, int high);

@@ -120,6 +120,15 @@ class Context {
 
 std::string seal(std::string_view text) { return Context().seal(text); }
 
+std::string fault() {
+  try {
+    static_cast<void>(seal(""));
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 std::string open(const std::string& credential) { return Context().open(credential); }
 
 }  // namespace lockstep::munge

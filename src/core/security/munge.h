@@ -11,6 +11,9 @@ namespace lockstep::munge {
 // have the cluster's key. Throws Error with the reason: no library, or no daemon.
 std::string seal(std::string_view text);
 
+// Why seal() cannot be called here; empty where it can.
+std::string fault();
+
 // What a process of this user has sealed. Each credential opens once on a host, within some minutes
 // (MUNGE's time to live). Throws Error with the reason otherwise.
 std::string open(const std::string& credential);

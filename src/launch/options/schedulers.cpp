@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/network/address.h"
+#include "core/place/secret.h"
 #include "core/place/sources.h"
 #include "launch/rendezvous/rendezvous.h"
 #include "lockstep/core/environment.h"
@@ -30,8 +31,6 @@ int pods() {
   if (env_text("LOCAL_RANK")) return 1;
   return static_cast<int>(env_int("WORLD_SIZE", 1, kMostRanks).value_or(1));
 }
-
-bool has_token() { return env_text("LOCKSTEP_TOKEN") || env_text("LOCKSTEP_TOKEN_FILE"); }
 
 }  // namespace
 

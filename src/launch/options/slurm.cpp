@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/place/node_list.h"
+#include "core/place/secret.h"
 #include "core/place/sources.h"
 #include "core/security/munge.h"
 #include "launch/rendezvous/host.h"
@@ -24,21 +25,20 @@ bool is_somebody_elses() {
 
 // Launchers without a token need it.
 void check_munge(int tasks) {
-  try {
-    static_cast<void>(munge::seal(""));
-  } catch (const Error& error) {
-    const std::string passed_on = env_text("SLURM_EXPORT_ENV").value_or("ALL");
-    throw ConfigError(fmt::format(
-        "[run] srun has started {} launchers, which prove to each other that they belong together "
-        "by a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun{} "
-        "(with MUNGE on this host they would do without: {})",
-        tasks,
-        passed_on.starts_with("ALL") ? ""
-                                     : fmt::format(", which passes it on with --export=ALL "
-                                                   "(SLURM_EXPORT_ENV={} keeps it back)",
-                                                   passed_on),
-        error.what()));
-  }
+  const std::string fault = munge::fault();
+  if (fault.empty()) return;
+  const std::string passed_on = env_text("SLURM_EXPORT_ENV").value_or("ALL");
+  throw ConfigError(fmt::format(
+      "[run] srun has started {} launchers, which prove to each other that they belong together by "
+      "a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun{} "
+      "(with "
+      "MUNGE on this host they would do without: {})",
+      tasks,
+      passed_on.starts_with("ALL") ? ""
+                                   : fmt::format(", which passes it on with --export=ALL "
+                                                 "(SLURM_EXPORT_ENV={} keeps it back)",
+                                                 passed_on),
+      fault));
 }
 
 }  // namespace
@@ -84,11 +84,11 @@ std::optional<Rendezvous> Rendezvous::from_slurm() {
         tasks, each.size(), each.size() == 1 ? "" : "s", "SLURM_STEP_TASKS_PER_NODE", *counts));
   }
   const std::string id = fmt::format("slurm-{}.{}", env_text("SLURM_JOB_ID").value_or("0"), *step);
-  const int port = port_of(id + "/launchers"), secret_port = port_of(id + "/secret");
+  const int port = port_of(id + "/launchers");
   Rendezvous rendezvous;
-  if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) {
+  if (!has_token()) {
     check_munge(tasks);
-    rendezvous.secret_port = static_cast<uint16_t>(secret_port + (secret_port == port ? 1 : 0));
+    rendezvous.secret_port = secret_port_of(id, port);
   }
   rendezvous.min_nodes = rendezvous.max_nodes = tasks;
   rendezvous.node_rank = slurm_node();
