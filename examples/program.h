@@ -82,12 +82,16 @@ inline size_t edits_between(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-// The option of the program whose name is the nearest to `word`, such as "--num-gpus".
+// The option of the program whose name is the nearest to `word`, such as "--num-gpus". "" where
+// none begins with `word`, or differs from it in two letters, or a third of them, or less.
 inline std::string nearest_option(const CLI::App& app, const std::string& word) {
   std::string nearest;
   for (const CLI::Option* option : app.get_options()) {
     for (const auto& letters : option->get_lnames()) {
       const std::string name = "--" + letters;
+      const size_t longer = std::max(word.size(), name.size()) - 2;
+      const size_t most = std::min(longer - 1, std::max<size_t>(2, longer / 3));
+      if (!name.starts_with(word) && edits_between(word, name) > most) continue;
       const bool is_nearer =
           nearest.empty() || edits_between(word, name) < edits_between(word, nearest);
       if (is_nearer) nearest = name;
@@ -129,7 +133,8 @@ inline std::string unknown_words(const CLI::App& app) {
   for (const std::string& word : app.remaining()) {
     if (!word.starts_with("--")) continue;
     const std::string name = word.substr(0, word.find('='));
-    return "unknown option " + name + "; the nearest is " + nearest_option(app, name) +
+    const std::string nearest = nearest_option(app, name);
+    return "unknown option " + name + (nearest.empty() ? "" : "; the nearest is " + nearest) +
            " (see --help)";
   }
   return "unknown word " + app.remaining().front() + " (see --help)";

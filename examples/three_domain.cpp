@@ -205,7 +205,8 @@ void start_ranks(const Flags& flags, const Arguments& arguments, const CLI::App&
 
 int main(int argc, char** argv) {
   using namespace three_domain;
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE is an error
+  std::signal(SIGXFSZ, SIG_IGN);                     // a write beyond RLIMIT_FSIZE is an error
+  std::optional<lockstep::PreemptionNotice> notice;  // of a rank
   CLI::App app("Three domains, one after another, by reinforcement learning");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Flags flags;
@@ -251,6 +252,7 @@ int main(int argc, char** argv) {
       }
       if (ranks > 1 || arguments.has_launch) start_ranks(flags, arguments, app, argc, argv);
     }
+    notice.emplace();
     const auto world = lockstep::World::from_env();
     if (flags.num_gpus > 0 && flags.num_gpus != world.size()) {
       throw lockstep::ConfigError("[three_domain] --num-gpus " + std::to_string(flags.num_gpus) +
@@ -262,7 +264,7 @@ int main(int argc, char** argv) {
     show_memory(flags.run, world);
     if (!flags.force) lockstep::plan::check_memory(flags.run, world);
     const auto course = course_of(flags);
-    preempted = rl::run_continual(world, course, flags.run).preempted;
+    preempted = rl::run_continual(world, course, flags.run, &*notice).preempted;
   });
   return status == 0 && preempted ? lockstep::kRequeueStatus : status;
 }

@@ -265,7 +265,8 @@ class FileFlags {
   std::string hint(const std::string& section, const std::string& flag, bool is_own) const {
     if (section == "logging.") return "; of this section three_domain takes output_dir";
     if (section == "checkpoint.") return "; of this section three_domain takes save_steps, resume";
-    return is_own ? "" : "; the nearest is " + key_of(example::nearest_option(known_, flag));
+    const std::string nearest = example::nearest_option(known_, flag);
+    return is_own || nearest.empty() ? "" : "; the nearest is " + key_of(nearest);
   }
 
   bool is_new(const std::string& flag, const YAML::Node& key) {

@@ -1,4 +1,4 @@
-# Training on devices, shown on a fake one: libtorch's device for strangers with real streams, and a
+# Training on devices, shown on a fake one: libtorch's PrivateUse1 with real streams, and a
 # library with NCCL's symbols. A program of its own, since such a device changes all of libtorch.
 add_library(fake_nccl MODULE device/fake/nccl.cpp device/fake/wire.cpp)
 target_link_libraries(fake_nccl PRIVATE LockstepTorch::c10 lockstep_flags)

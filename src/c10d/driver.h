@@ -64,7 +64,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   // Whether the group has failed or was aborted.
   bool is_dead() const;
   // Drops receives, finishes for `patience` at most what others wait for, and ends the threads. Of
-  // that, messages which nobody receives have a second since the last one was taken, and as long
+  // that, messages which no rank receives have a second since the last one was taken, and as long
   // again for each 50 MB.
   void close(milliseconds patience) noexcept;
   // The same before the process ends, by the thread that ends it. Other threads do not come back

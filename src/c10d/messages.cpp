@@ -9,7 +9,6 @@
 
 #include "comm/assign.h"
 #include "comm/transport.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::c10d_backend {
 namespace {

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <memory>
-#include <utility>
 
 #include "comm/assign.h"
 #include "comm/check.h"

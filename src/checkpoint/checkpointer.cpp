@@ -208,12 +208,14 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
     const bool is_content = difference.find(" with the bits ") != std::string::npos;
     const bool is_value = difference.find("has value ") != std::string::npos;
     end("the ranks would save different things" + difference +
-        (is_content ? "\n  Make them the same on all ranks before saving (Ddp::sync_buffers(), "
-                      "Averager), or name "
-                      "in CheckpointerOptions::each_rank what each rank has of its own"
+        (is_content
+             ? "\n  Make them the same on all ranks before saving (Ddp::sync_buffers(), "
+               "Averager), or name "
+               "in CheckpointerOptions::each_rank what each rank has of its own (of a Trainer: in "
+               "Saving::each_rank)"
          : is_value ? "\n  Make them the same on all ranks, or keep what each rank has of its own "
                       "in a tensor that "
-                      "CheckpointerOptions::each_rank names"
+                      "CheckpointerOptions::each_rank names (of a Trainer: Saving::each_rank)"
                     : ""));
   }
   Save save{.group = writing,
@@ -295,6 +297,7 @@ std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
 Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
                            CheckpointerOptions options) {
   check(options);
+  group.refuse_python_ranks("Checkpointer");
   impl_.reset(new Impl{.group = group,
                        .writing = options.async ? group.split(0, group.rank()) : group,
                        .path = without_end_slash(lasting_path(directory)),
@@ -356,15 +359,22 @@ void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
   impl_->join();
   Save save = impl_->agreed(step, metrics);
   if (!impl_->options.async) return save.run();
-  impl_->thread = thread_without_signals([this, save = std::move(save)] {
-    flight::exclude_this_thread();
-    setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
+  const auto write = [this, save = std::make_shared<const Save>(std::move(save))] {
     try {
-      save.run();
+      save->run();
     } catch (...) {
       impl_->failure = std::current_exception();
     }
-  });
+  };
+  try {
+    impl_->thread = thread_without_signals([write] {
+      flight::exclude_this_thread();
+      setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
+      write();
+    });
+  } catch (const std::system_error&) {
+    write();  // the other ranks' threads are waiting for this one
+  }
 }
 
 void Checkpointer::limit_best(double value) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/loads.h"
 #include "checkpoint/share.h"
 #include "checkpoint/stored_view.h"
 #include "lockstep/checkpoint/export.h"
@@ -81,6 +82,7 @@ class ModuleLoader {
     if (!faults_.empty()) complain();
     for (auto& read : reads_) read.bytes.emplace(files_->read(read.stored));
     const at::NoGradGuard no_grad;
+    ++loads();
     for (const auto& read : reads_) {
       const StoredTensor& stored = files_->tensors().at(read.stored);
       at::Tensor from = view_of(read.bytes->view(), stored);

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <map>

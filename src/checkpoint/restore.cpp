@@ -14,12 +14,12 @@
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/in_threads.h"
+#include "checkpoint/loads.h"
 #include "checkpoint/part_of.h"
 #include "checkpoint/stored_view.h"
 #include "comm/text.h"
 #include "comm/transport.h"
 #include "core/process/cores.h"
-#include "lockstep/checkpoint/error.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::checkpoint {
@@ -335,6 +335,7 @@ void Restore::finish() {
     }
   };
   tell(false);
+  ++loads();
   {
     const at::NoGradGuard no_grad;
     std::vector<Copy> copies;

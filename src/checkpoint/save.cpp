@@ -1,6 +1,9 @@
 #include "checkpoint/save.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+
+#include <cerrno>
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/format/json.h"
@@ -22,6 +25,16 @@ std::string Save::write_share() const {
         {tensor, dtype, sizes, box.offset, box.size, entry, hex(written.tensors.at(entry))}));
   }
   return report.dump();
+}
+
+// Where each host has a disk of its own, the others do not see what rank 0 has made.
+std::string Save::advice() const {
+  const int fd = files->open(folder, O_RDONLY | O_DIRECTORY);
+  const bool is_absent = fd < 0 && errno == ENOENT;
+  if (fd >= 0) files->close(fd);
+  if (!is_absent) return "";
+  return ". Rank 0 has made this folder, and it is not there: give all hosts one directory, on a "
+         "file system that they share";
 }
 
 void Save::publish(const std::vector<std::string>& reports) const {
@@ -62,7 +75,7 @@ void Save::run() const {
   try {
     mine = kWell + write_share();
   } catch (const std::exception& error) {
-    mine = kFailed + std::string(error.what());
+    mine = kFailed + std::string(error.what()) + advice();
   }
   const auto reports =
       group.gather_bytes(mine, 0, {.timeout = timeout, .label = "checkpoint: written"});

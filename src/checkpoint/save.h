@@ -26,6 +26,7 @@ struct Save {
 
  private:
   std::string write_share() const;
+  std::string advice() const;
   void publish(const std::vector<std::string>& reports) const;
 };
 

@@ -134,11 +134,15 @@ struct ValueText {
 std::string fault_of_parts(const Piece& piece) {
   for (const auto& [box, tensor] : piece.parts) {
     if (!tensor.defined()) return text_of(box) + " is given by an undefined tensor";
-    if (tensor.layout() != at::kStrided || tensor.sizes() != at::IntArrayRef(box.size) ||
-        tensor.scalar_type() != piece.dtype) {
-      return fmt::format("{} is given by a tensor of {} [{}], or one that is not dense",
-                         text_of(box), comm::name_of(tensor.scalar_type()),
-                         fmt::join(tensor.sizes(), ", "));
+    if (tensor.layout() != at::kStrided) {
+      return text_of(box) +
+             " is given by a tensor that is not dense, which no checkpoint has: make it dense (the "
+             "momentum of a sparse gradient: train without momentum or by Adagrad, or build the "
+             "layer with sparse = false)";
+    }
+    if (tensor.sizes() != at::IntArrayRef(box.size) || tensor.scalar_type() != piece.dtype) {
+      return fmt::format("{} is given by a tensor of {} [{}]", text_of(box),
+                         comm::name_of(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
     }
     if (!is_inside(piece.sizes, box))
       return fmt::format("{} lies outside of [{}]", text_of(box), fmt::join(piece.sizes, ", "));

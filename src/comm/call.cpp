@@ -70,10 +70,15 @@ at::Tensor plain(const at::Tensor& tensor) {
   return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
 }
 
-// What PreMulSum adds up of this rank: on the CPU libtorch multiplies no floats of one byte.
+// What PreMulSum adds up of this rank. On the CPU libtorch multiplies no floats of one byte, and
+// complex numbers by (factor + 0i), which makes a NaN of the part beside an infinite one.
 at::Tensor multiplied(const at::Tensor& tensor, double factor) {
   const at::NoGradGuard no_grad;
   const at::ScalarType dtype = tensor.scalar_type();
+  if (tensor.is_complex()) {
+    const at::Tensor parts = at::view_as_real(tensor.detach().resolve_conj().contiguous());
+    return at::view_as_complex(parts * factor);
+  }
   if (tensor.element_size() > 1) return tensor.detach() * factor;
   return (tensor.detach().to(at::kFloat) * factor).to(dtype);
 }

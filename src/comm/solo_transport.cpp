@@ -4,7 +4,6 @@
 #include "comm/assign.h"
 #include "comm/reduce/reduction.h"
 #include "comm/transport.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string>
 
 #include "core/files/fd.h"
 #include "lockstep/core/error.h"

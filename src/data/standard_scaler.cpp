@@ -10,7 +10,6 @@
 #include <functional>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "comm/text.h"
 #include "lockstep/core/error.h"
@@ -60,20 +59,35 @@ struct Columns {
   std::string fault;
   std::exception_ptr thrown;  // by data that this rank cannot read, and the others may
 
-  void add(const at::Tensor& part, int64_t first, const ScalerOptions& options) {
+  // What reading throws is kept for agreed_width(): the other ranks are to know of it.
+  void read(const Rows& each, const std::function<void(const at::Tensor&, int64_t first)>& use) {
+    try {
+      each(use);
+    } catch (...) {
+      thrown = std::current_exception();
+      fault = comm::thrown_text();
+      if (fault.empty()) fault = "an exception without a text";
+    }
+  }
+
+  void resize(size_t width) {
+    sums.resize(width);
+    least.assign(width, kInfinity);
+    most.assign(width, -kInfinity);
+  }
+
+  bool has_other_width(const at::Tensor& part, int64_t first) {
     const auto width = static_cast<size_t>(part.size(1));
-    if (sums.empty()) {
-      sums.resize(width);
-      least.assign(width, kInfinity);
-      most.assign(width, -kInfinity);
+    if (width != sums.size() && fault.empty()) {
+      fault = fmt::format("samples from {} on have {} columns, and those before have {}", first,
+                          width, sums.size());
     }
-    if (width != sums.size()) {
-      if (fault.empty()) {
-        fault = fmt::format("samples from {} on have {} columns, and those before have {}", first,
-                            width, sums.size());
-      }
-      return;
-    }
+    return width != sums.size();
+  }
+
+  void add(const at::Tensor& part, int64_t first, const ScalerOptions& options) {
+    if (sums.empty()) resize(static_cast<size_t>(part.size(1)));
+    if (has_other_width(part, first)) return;
     const auto* value = part.const_data_ptr<double>();
     for (int64_t row = 0; row < part.size(0); ++row) {
       for (size_t c = 0; c < sums.size(); ++c, ++value) {
@@ -119,11 +133,7 @@ size_t agreed_width(Columns& columns, const comm::Group& group) {
     width = std::max(width, count);
   }
   if (width == 0) throw DataError(fmt::format("{} no rank has a sample", kScaler));
-  if (columns.sums.empty()) {
-    columns.sums.resize(width);
-    columns.least.assign(width, kInfinity);
-    columns.most.assign(width, -kInfinity);
-  }
+  if (columns.sums.empty()) columns.resize(width);
   return width;
 }
 
@@ -141,12 +151,8 @@ struct StandardScaler::State {
   void fit(const Rows& each, const comm::Group& group, const ScalerOptions& options) {
     group.refuse_python_ranks("StandardScaler");
     Columns columns;
-    try {
-      each([&](const at::Tensor& part, int64_t first) { columns.add(part, first, options); });
-    } catch (...) {
-      columns.thrown = std::current_exception();
-      columns.fault = comm::thrown_text();
-    }
+    columns.read(each,
+                 [&](const at::Tensor& part, int64_t first) { columns.add(part, first, options); });
     const size_t width = agreed_width(columns, group);
     at::Tensor rows = at::scalar_tensor(columns.rows, at::kLong);
     group.all_reduce(rows, ReduceOp::Sum, {.label = "scaler"}).wait();
@@ -159,7 +165,8 @@ struct StandardScaler::State {
     // Differences and squares round by themselves, their sum does not: no order matters.
     std::vector<ExactSum> squares(width);
     std::vector<double> beyond(width, 0);
-    each([&](const at::Tensor& part, int64_t) {
+    columns.read(each, [&](const at::Tensor& part, int64_t first) {
+      if (columns.has_other_width(part, first)) return;
       const auto* value = part.const_data_ptr<double>();
       for (int64_t row = 0; row < part.size(0); ++row) {
         for (size_t c = 0; c < width; ++c, ++value) {
@@ -172,6 +179,7 @@ struct StandardScaler::State {
         }
       }
     });
+    agreed_width(columns, group);  // what cannot be read a second time
     const at::Tensor any_beyond = over_ranks(beyond, ReduceOp::Max, group);
     std::vector<double> deviations = totals(squares, group);
     for (size_t c = 0; c < width; ++c) {
@@ -247,9 +255,10 @@ void StandardScaler::fit_targets(const Dataset& dataset, const comm::Group& grou
 
 void StandardScaler::fit_rows(const at::Tensor& rows, const comm::Group& group,
                               const ScalerOptions& options) {
-  const at::Tensor all = as_rows(rows);
+  at::Tensor all;
   state_->fit(
       [&](const auto& use) {
+        if (!all.defined()) all = as_rows(rows);
         if (all.size(0) > 0) use(all, 0);
       },
       group, options);

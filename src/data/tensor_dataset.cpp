@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstring>
-#include <sstream>
+#include <type_traits>
 #include <utility>
 
 #include "data/rows.h"
@@ -16,23 +16,22 @@ namespace {
 
 constexpr const char* kTensors = "[tensor data set]";
 
-template <typename Element>
-void copy_elements(void* to, const void* from, at::IntArrayRef indices) {
-  auto* out = static_cast<Element*>(to);
-  const auto* in = static_cast<const Element*>(from);
-  for (size_t i = 0; i < indices.size(); ++i) out[i] = in[indices[i]];
+// Not as numbers of that size: rows of two float32 need not lie at multiples of 8 bytes.
+template <typename Size>
+void copy_rows_of(Size row_bytes, char* to, const char* from, at::IntArrayRef indices) {
+  for (size_t i = 0; i < indices.size(); ++i) {
+    std::memcpy(to + i * row_bytes, from + static_cast<size_t>(indices[i]) * row_bytes, row_bytes);
+  }
 }
 
 void copy_rows(void* to, const void* from, size_t row_bytes, at::IntArrayRef indices) {
-  // A scalar per sample is a load and a store; a memcpy of variable length would cost five times
-  // that.
-  if (row_bytes == 4) return copy_elements<uint32_t>(to, from, indices);
-  if (row_bytes == 8) return copy_elements<uint64_t>(to, from, indices);
   auto* out = static_cast<char*>(to);
   const auto* in = static_cast<const char*>(from);
-  for (size_t i = 0; i < indices.size(); ++i) {
-    std::memcpy(out + i * row_bytes, in + static_cast<size_t>(indices[i]) * row_bytes, row_bytes);
-  }
+  // A scalar per sample is a load and a store; a memcpy of variable length would cost five times
+  // that.
+  if (row_bytes == 4) return copy_rows_of(std::integral_constant<size_t, 4>(), out, in, indices);
+  if (row_bytes == 8) return copy_rows_of(std::integral_constant<size_t, 8>(), out, in, indices);
+  copy_rows_of(row_bytes, out, in, indices);
 }
 
 at::Tensor gather(const at::Tensor& from, at::Tensor spare, at::IntArrayRef indices) {

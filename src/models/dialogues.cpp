@@ -64,6 +64,14 @@ class Dialogues {
     bool writing = false;
   };
 
+  // The program's functions have gradients and InferenceMode as the caller of hold_dialogues().
+  template <class Call>
+  auto as_called(const Call& call) const {
+    const c10::InferenceMode inference(inference_);
+    const at::AutoGradMode grad(grad_);
+    return call();
+  }
+
   DialogueTokens& tokens(const Row& row) { return out_[row.number]; }
 
   void add(const Row& row, std::span<const int32_t> ids, bool own) {
@@ -80,7 +88,7 @@ class Dialogues {
 
   Row next_row() {
     Row row{.number = next_++};
-    row.pending = given_[row.number].dialogue->begin();
+    row.pending = as_called([&] { return given_[row.number].dialogue->begin(); });
     if (row.pending.empty() || static_cast<int64_t>(row.pending.size()) >= options_.context) {
       fail(fmt::format("dialogue {} begins with {} tokens; the context is {}", row.number,
                        row.pending.size(), options_.context));
@@ -164,7 +172,7 @@ class Dialogues {
       row.writing = true;
     }
     for (;;) {
-      if (options_.check) options_.check();
+      if (options_.check) as_called([&] { options_.check(); });
       draw();
       const bool done =
           std::none_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.writing; });
@@ -240,10 +248,10 @@ class Dialogues {
     const std::span<const int32_t> message = std::span(tokens(row).ids).subspan(row.message);
     // The message is copied: the answer is put after it in the same memory.
     const std::vector<int32_t> written(message.begin(), message.end());
-    const auto answer = dialogue.answer(written, row.how);
+    const auto answer = as_called([&] { return dialogue.answer(written, row.how); });
     if (answer.empty() || row.how == Written::ContextFull) return false;
     if (static_cast<int64_t>(tokens(row).ids.size() + answer.size()) >= options_.context) {
-      dialogue.answer({}, Written::ContextFull);
+      as_called([&] { dialogue.answer({}, Written::ContextFull); });
       return false;
     }
     add(row, answer, false);
@@ -254,6 +262,7 @@ class Dialogues {
   TransformerImpl& net_;
   const std::vector<DialogueSeat>& given_;
   const DialogueOptions& options_;
+  const bool inference_ = c10::InferenceMode::is_enabled(), grad_ = at::GradMode::is_enabled();
   std::vector<DialogueTokens> out_;
   std::vector<Row> rows_;
   std::optional<KvCache> cache_;

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "lockstep/core/error.h"
 #include "models/evaluation_mode.h"

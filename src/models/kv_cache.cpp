@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -37,6 +36,12 @@ void KvCache::set_lengths(std::vector<int64_t> lengths) {
 }
 
 void KvCache::keep(const std::vector<int64_t>& sequences) {
+  if (sequences.empty()) throw ConfigError("[transformer] KvCache: no sequence would be kept");
+  for (const int64_t i : sequences) {
+    if (i >= 0 && i < this->sequences()) continue;
+    throw ConfigError(
+        fmt::format("[transformer] KvCache: there is no sequence {} of {}", i, this->sequences()));
+  }
   const at::Tensor index =
       at::tensor(sequences, at::dtype(at::kLong)).to(layers_.front().keys.device());
   for (auto& [keys, values] : layers_) {
@@ -44,7 +49,7 @@ void KvCache::keep(const std::vector<int64_t>& sequences) {
     values = values.index_select(0, index);
   }
   std::vector<int64_t> lengths;
-  for (const int64_t i : sequences) lengths.push_back(lengths_.at(static_cast<size_t>(i)));
+  for (const int64_t i : sequences) lengths.push_back(lengths_[static_cast<size_t>(i)]);
   lengths_ = std::move(lengths);
   step_ = {};
 }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "comm/transport.h"
 #include "lockstep/checkpoint/interchange.h"
@@ -182,10 +183,15 @@ void save_transformer(const Transformer& net, const std::string& folder,
       {"use_sliding_window", false},
       {"vocab_size", o.vocabulary},
   };
+  const std::string generation = folder + "/generation_config.json";
   if (!options.stop.empty()) {
-    const nlohmann::ordered_json generation = {{"eos_token_id", options.stop}};
-    text::write_file(folder + "/generation_config.json", generation.dump(2) + "\n");
+    const nlohmann::ordered_json stops = {{"eos_token_id", options.stop}};
+    text::write_file(generation, stops.dump(2) + "\n");
     config["eos_token_id"] = options.stop.front();
+  } else {
+    // Another model's would end texts at tokens that mean something else in this one.
+    std::error_code ignored;
+    std::filesystem::remove(generation, ignored);
   }
   text::write_file(folder + "/config.json", config.dump(2) + "\n");
 }

@@ -1,7 +1,5 @@
 #include <torch/torch.h>
 
-#include <cmath>
-
 #include "lockstep/parallel/call.h"
 #include "models/transformer_parts.h"
 

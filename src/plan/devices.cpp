@@ -2,12 +2,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cctype>
 #include <string>
 #include <vector>
 
 #include "core/nearest.h"
+#include "core/words.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/machine.h"
 
@@ -41,9 +40,7 @@ Device without_bf16(Device device) {
 
 template <class Known>
 const Known& named(const std::vector<Known>& all, const std::string& name, const char* what) {
-  std::string lower = name;
-  std::ranges::transform(lower, lower.begin(),
-                         [](char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string lower = lower_case(name);
   std::vector<std::string> names;
   for (const auto& each : all) {
     if (each.name == lower) return each;

@@ -17,10 +17,10 @@ struct Sizes {
   std::vector<double> blocks;
 };
 
-Sizes sizes_of(const ModelProfile& model) {
+Sizes sizes_of(const ModelProfile& model, int64_t (ProfileUnit::*count)() const) {
   Sizes out;
   for (const auto& unit : model.units) {
-    const auto elements = static_cast<double>(unit.elements());
+    const auto elements = static_cast<double>((unit.*count)());
     out.all += elements;
     if (unit.is_block) {
       out.largest = std::max(out.largest, elements);
@@ -30,6 +30,16 @@ Sizes sizes_of(const ModelProfile& model) {
     }
   }
   return out;
+}
+
+// Autocast keeps a narrow copy of each weight from its first use to the end of the pass; of a
+// frozen one only what backward computes the gradients of inputs by.
+double elements_with_backward(const ModelProfile& model) {
+  double sum = 0;
+  for (const auto& unit : model.units) {
+    if (unit.has_backward) sum += static_cast<double>(unit.elements());
+  }
+  return sum;
 }
 
 // Where ranks of one host exchange tensors in memory that they share, it comes in whole pages.
@@ -123,6 +133,7 @@ double pieces_of(const ProfileUnit& unit, double batch) {
 ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recomputed recomputed) {
   const auto batch = static_cast<double>(samples);
   const auto kept_of = [&](const ProfileUnit& unit) {
+    if (!unit.has_backward) return 0.0;
     if (recomputed == Recomputed::Blocks && unit.is_block) return unit.input * batch;
     const double cheap = recomputed == Recomputed::Cheap ? unit.cheap : 0;
     return (unit.kept - cheap) * batch + unit.fixed_kept;
@@ -133,7 +144,7 @@ ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recom
   for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
     // A block that is computed again has all that it would have kept; a norm has less than what
     // the block needs anyway at its busiest.
-    const double again = recomputed == Recomputed::Blocks
+    const double again = recomputed == Recomputed::Blocks && unit->has_backward
                              ? unit->kept * batch + unit->fixed_kept - kept_of(*unit)
                              : 0;
     const double working = unit->transient * batch + unit->fixed_transient;
@@ -141,7 +152,7 @@ ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recom
     most = std::max(most, busiest);
     growing = std::max(growing, busiest + gradients);
     alive -= kept_of(*unit);
-    gradients += kFloat * static_cast<double>(unit->elements());
+    gradients += kFloat * static_cast<double>(unit->trained());
     growing = std::max(growing, alive + gradients);
   }
   out.working = most - out.kept;
@@ -151,7 +162,8 @@ ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recom
 
 Memory memory_of(const ModelProfile& model, const Training& training, Strategy strategy,
                  const Machine& machine, int64_t ranks) {
-  const Sizes sizes = sizes_of(model);
+  const Sizes sizes = sizes_of(model, &ProfileUnit::elements);
+  const Sizes trained = sizes_of(model, &ProfileUnit::trained);
   const bool narrow = training.precision == Precision::Narrow;
   const double computed = narrow ? 2 : kFloat;
   const auto divided = static_cast<double>(shard_ranks(strategy, machine, ranks));
@@ -163,11 +175,11 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   const auto peak = activation_peak(model, training.batch, under(training, strategy).recomputed);
   Memory out;
   double last_gradients = 0;  // that an evaluation finds beside those of the busiest moment
-  out.gradients = kFloat * sizes.all;
-  out.optimizer = static_cast<double>(training.state_bytes) * sizes.all;
+  out.gradients = kFloat * trained.all;
+  out.optimizer = static_cast<double>(training.state_bytes) * trained.all;
   out.parameters = kFloat * sizes.all;
-  // Autocast keeps a narrow copy of each weight from its first use to the end of the pass.
-  const double narrow_copies = narrow && model.narrow_copies ? 2 * sizes.all : 0;
+  const double narrow_copies =
+      narrow && model.narrow_copies ? 2 * elements_with_backward(model) : 0;
   if (strategy == Strategy::Zero) {
     out.optimizer /= static_cast<double>(ranks);
     out.parameters = exchanged(out.parameters, exchange);
@@ -181,14 +193,14 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
       out.gradients = gradients_in_buckets(model, training, exchange);
     } else if (training.accumulation == 1 && training.lanes == 0) {
       out.gradients = peak.growing_gradients;
-      last_gradients = kFloat * sizes.all - out.gradients;
+      last_gradients = kFloat * trained.all - out.gradients;
     }
     if (training.lanes > 0) {  // further sums beside those in the buckets
       out.communication +=
-          static_cast<double>(lane_slots(training, ranks) - 1) * kFloat * sizes.all;
+          static_cast<double>(lane_slots(training, ranks) - 1) * kFloat * trained.all;
     }
     if (training.sent_bytes < 4) {
-      out.communication = static_cast<double>(training.sent_bytes) * sizes.all;
+      out.communication = static_cast<double>(training.sent_bytes) * trained.all;
     }
   } else {
     out.parameters /= divided;
@@ -206,13 +218,13 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
     } else {
       out.gathered = computed * std::min(sizes.all, sizes.root + 3 * sizes.largest);
     }
-    out.communication = gradients_in_flight(sizes, training, computed, exchange, ranks);
+    out.communication = gradients_in_flight(trained, training, computed, exchange, ranks);
     if (is_offloaded) out.parameters = out.gradients = out.optimizer = 0;
   }
   out.parameters += kFloat * static_cast<double>(model.buffer_elements);
   add_activations(out, model, training, peak);
   if (training.feedback != Feedback::None && !is_fsdp(strategy)) {
-    out.communication += kFloat * sizes.all;
+    out.communication += kFloat * trained.all;
     // power_sgd computes when backward has ended.
     const double gone = training.feedback == Feedback::PowerSgd ? out.activations : 0;
     out.working = std::max(out.working, feedback_peak(model, training, machine.device) - gone);

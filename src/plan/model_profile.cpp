@@ -53,13 +53,24 @@ int64_t elements_of(const std::vector<int64_t>& sizes) {
   return product;
 }
 
-int64_t ProfileUnit::elements() const {
+int64_t ProfileUnit::trained() const {
   return std::accumulate(parameters.begin(), parameters.end(), int64_t{0});
+}
+
+double ProfileUnit::backward_passes() const {
+  if (!has_backward) return 0;
+  return frozen == 0 ? 2 : 1 + static_cast<double>(trained()) / static_cast<double>(elements());
 }
 
 int64_t ModelProfile::elements() const {
   int64_t all = 0;
   for (const auto& unit : units) all += unit.elements();
+  return all;
+}
+
+int64_t ModelProfile::trained() const {
+  int64_t all = 0;
+  for (const auto& unit : units) all += unit.trained();
   return all;
 }
 

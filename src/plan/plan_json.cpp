@@ -68,6 +68,7 @@ Json all_of(const std::vector<Remedy>& remedies) {
 std::string plan_json(const Plan& plan) {
   Json out = {{"model", plan.model.name},
               {"parameters", plan.model.elements()},
+              {"trained_parameters", plan.model.trained()},
               {"tokens_per_sample", plan.model.tokens},
               {"device", plan.machine.device.name},
               {"network", plan.machine.network.name},

@@ -107,6 +107,14 @@ size_t parameters_of(const ModelProfile& model) {
   return parameters;
 }
 
+bool is_twice(const ProfileUnit& unit, const Training& training) {
+  return training.recomputed == Recomputed::Blocks && unit.is_block && unit.has_backward;
+}
+
+double passes_through(const ProfileUnit& unit, const Training& training) {
+  return 1 + unit.backward_passes() + (is_twice(unit, training) ? 1 : 0);
+}
+
 int64_t passes_of(const Training& training, int64_t ranks) {
   return training.accumulation * own_lanes(training, ranks);
 }

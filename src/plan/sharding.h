@@ -25,8 +25,13 @@ void check_training(const Training& training, const Machine& machine, int64_t ra
 
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
 
-// How many tensors they are.
+// How many tensors are trained.
 size_t parameters_of(const ModelProfile& model);
+
+// Whether backward computes the unit's forward once more.
+bool is_twice(const ProfileUnit& unit, const Training& training);
+// How often forward and backward compute what the unit's forward does.
+double passes_through(const ProfileUnit& unit, const Training& training);
 
 // Whether Fsdp's ranks have one copy of the parameters, so that nothing is gathered.
 bool shares_parameters(const Machine& machine, const Ranks& ranks);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <ranges>
 #include <vector>
 
 #include "lockstep/core/error.h"
@@ -38,8 +39,10 @@ class Player {
     meeting_ = divides_ ? meeting_seconds(machine, all_) : 0;
     bytes_ = divides_ && training.precision == Precision::Narrow ? 2 : kFloat;
     for (const auto& unit : model.units) {
-      passes_ += weight_of(unit) * (twice(unit) ? 4 : 3);
-      if (!unit.is_block) root_ += bytes_ * static_cast<double>(unit.elements());
+      passes_ += weight_of(unit) * passes_through(unit, training_);
+      if (unit.is_block) continue;
+      root_ += bytes_ * static_cast<double>(unit.elements());
+      root_gradients_ += bytes_ * static_cast<double>(unit.trained());
     }
   }
 
@@ -55,7 +58,7 @@ class Player {
     if (strategy_ == Strategy::Zero) {
       timeline_.collective(
           "gather parameters",
-          all_gather_seconds(machine_, all_, kFloat * static_cast<double>(model_.elements())),
+          all_gather_seconds(machine_, all_, kFloat * static_cast<double>(model_.trained())),
           timeline_.latest());
       timeline_.wait();
     }
@@ -64,9 +67,6 @@ class Player {
   const Timeline& timeline() const { return timeline_; }
 
  private:
-  bool twice(const ProfileUnit& unit) const {
-    return training_.recomputed == Recomputed::Blocks && unit.is_block;
-  }
   double weight_of(const ProfileUnit& unit) const { return unit.flops > 0 ? unit.flops : 1; }
   // Of one pass through the unit.
   double seconds(const ProfileUnit& unit) const {
@@ -116,26 +116,28 @@ class Player {
   void backward(bool sends) {
     double filled = 0, limit = kFirstBucket;
     const bool again = gathers_ && !keeps_parameters(strategy_);
-    each(model_.units.rbegin(), model_.units.rend(), again, 0,
-         [&](const ProfileUnit& unit, double gathered) {
-           timeline_.compute("backward " + unit.name, seconds(unit) * (twice(unit) ? 3 : 2),
-                             gathered);
-           if (!sends) return;
-           const auto elements = static_cast<double>(unit.elements());
-           if (divides_) {
-             if (unit.is_block) reduce(unit.name, bytes_ * elements);
-             return;
-           }
-           filled += kFloat * elements;  // bucket sizes count float32, not what a hook sends
-           if (filled < limit && &unit != &model_.units.front()) return;
-           const double sent = filled * static_cast<double>(training_.sent_bytes) / kFloat;
-           timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, sent),
-                                timeline_.latest());
-           filled = 0;
-           limit = training_.bucket_bytes;
-         });
+    auto units =
+        model_.units | std::views::reverse | std::views::filter(&ProfileUnit::has_backward);
+    each(units.begin(), units.end(), again, 0, [&](const ProfileUnit& unit, double gathered) {
+      timeline_.compute("backward " + unit.name,
+                        seconds(unit) * (passes_through(unit, training_) - 1), gathered);
+      if (!sends) return;
+      const auto elements = static_cast<double>(unit.trained());
+      if (divides_) {
+        if (unit.is_block && elements > 0) reduce(unit.name, bytes_ * elements);
+        return;
+      }
+      filled += kFloat * elements;  // bucket sizes count float32, not what a hook sends
+      if (filled < limit && &unit != &units.back()) return;
+      if (filled == 0) return;
+      const double sent = filled * static_cast<double>(training_.sent_bytes) / kFloat;
+      timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, sent),
+                           timeline_.latest());
+      filled = 0;
+      limit = training_.bucket_bytes;
+    });
     if (!sends || !divides_) return;
-    reduce("root", root_);
+    if (root_gradients_ > 0) reduce("root", root_gradients_);
     timeline_.collective("tell", telling_seconds(model_, machine_, all_), timeline_.latest());
   }
 
@@ -157,7 +159,7 @@ class Player {
   SimulationOptions options_;
   Timeline timeline_;
   bool divides_ = false, gathers_ = false;
-  double bytes_ = kFloat, root_ = 0, passes_ = 0, meeting_ = 0;
+  double bytes_ = kFloat, root_ = 0, root_gradients_ = 0, passes_ = 0, meeting_ = 0;
 };
 
 double median(std::vector<double> values) {

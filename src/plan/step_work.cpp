@@ -1,7 +1,5 @@
 // What a step of each strategy computes and sends.
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
 #include "lockstep/plan/strategy.h"
 #include "plan/sharding.h"
@@ -15,16 +13,13 @@ constexpr double kCached = 16 << 20;  // bytes of a cache
 // 0.2 ms more for 4 parameters on one rank, 0.27 for 8. A GPU computes meanwhile.
 constexpr double kShardedParameter = 30e-6;
 
-bool is_twice(const ProfileUnit& unit, const Training& training) {
-  return training.recomputed == Recomputed::Blocks && unit.is_block;
-}
-
-// Of forward and backward: two thirds, and more where backward computes forward again.
+// Of forward and backward: two thirds, more where backward computes forward again, and less where
+// weights are frozen.
 double backward_share(const ModelProfile& model, const Training& training) {
   double forward = 0, all = 0;
   for (const auto& unit : model.units) {
     forward += unit.flops;
-    all += (is_twice(unit, training) ? 4 : 3) * unit.flops;
+    all += passes_through(unit, training) * unit.flops;
   }
   return all > 0 ? 1 - forward / all : 2.0 / 3;
 }
@@ -33,7 +28,7 @@ double backward_share(const ModelProfile& model, const Training& training) {
 double measured_computation(const ModelProfile& model, const Training& training, int64_t passes) {
   double once = 0, again = 0;
   for (const auto& unit : model.units) {
-    once += 3 * unit.flops;
+    once += (1 + unit.backward_passes()) * unit.flops;
     if (is_twice(unit, training)) again += unit.flops;
   }
   return training.measured_pass * static_cast<double>(passes) * (once > 0 ? 1 + again / once : 1);
@@ -47,10 +42,9 @@ double computation(const ModelProfile& model, const Training& training, const De
   const auto samples = static_cast<double>(training.batch) * static_cast<double>(count);
   double seconds = 0;
   for (const auto& unit : model.units) {
-    const double passes =
-        is_twice(unit, training) ? 4 : 3;  // backward computes twice what forward does
     // What is kept is written once and read once, and its gradients as well.
     const double moved = 4 * (unit.kept * samples + unit.fixed_kept * static_cast<double>(count));
+    const double passes = passes_through(unit, training);
     seconds += std::max(passes * unit.flops * samples / rate, moved / device.memory_bandwidth);
   }
   return seconds;
@@ -81,13 +75,14 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
   // Where backward gathers nothing only forward can have gathers beside it, and the last backward
   // what it sends.
   work.overlappable = again ? work.computation : work.computation - backward + backward / passes;
-  double root = 0;
+  double root = 0, root_gradients = 0;
   const auto gather = [&](double bytes) {
     return gathers ? all_gather_seconds(machine, shards, bytes) : 0;
   };
   // Each rank's part among the nodes; all ranks of a node at once, so its network moves all.
   const bool is_replicated = is_hybrid(strategy) && shards.count < all.count;
   const auto reduce = [&](double bytes) {
+    if (bytes == 0) return 0.0;
     const Ranks nodes = {.count = all.nodes(), .per_node = 1};
     return reduce_scatter_seconds(machine, shards, bytes) +
            (is_replicated ? all_reduce_seconds(machine, nodes, bytes) : 0);
@@ -95,20 +90,23 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
   bool is_first = true;
   for (const auto& unit : model.units) {
     const double bytes = computed * static_cast<double>(unit.elements());
+    const double gradients = computed * static_cast<double>(unit.trained());
     if (!unit.is_block) {
       root += bytes;
+      root_gradients += gradients;
       continue;
     }
-    const double one = gather(bytes), sent = reduce(bytes);
-    const double last = (again ? one : 0) + (is_first ? 0 : sent);
+    const bool returns = again && unit.has_backward;
+    const double one = gather(bytes), sent = reduce(gradients);
+    const double last = (returns ? one : 0) + (is_first ? 0 : sent);
     work.last_collectives += last;
-    work.collectives += last + (is_first ? 0 : passes * one) + (again ? (passes - 1) * one : 0);
+    work.collectives += last + (is_first ? 0 : passes * one) + (returns ? (passes - 1) * one : 0);
     // Nothing is computed before the first is there, and after its gradients are complete.
     if (is_first) work.exposed += passes * one + sent;
     is_first = false;
   }
   // The root is needed first, and its gradients are complete last.
-  work.exposed += passes * gather(root) + reduce(root);
+  work.exposed += passes * gather(root) + reduce(root_gradients);
   work.exposed += static_cast<double>(training.accumulation) * meeting_seconds(machine, all) +
                   telling_seconds(model, machine, all);
 }
@@ -121,7 +119,7 @@ StepWork work_of(const ModelProfile& model, const Training& given, Strategy stra
   const Ranks ranks = {.count = count, .per_node = machine.devices_per_node};
   StepWork work{.nodes = ranks.nodes()};
   work.computation = computation(model, training, machine.device, passes_of(training, count));
-  const auto elements = static_cast<double>(model.elements());
+  const auto elements = static_cast<double>(model.trained());
   if (is_fsdp(strategy)) {
     add_units(work, model, training, strategy, machine, ranks);
   } else {

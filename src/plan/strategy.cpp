@@ -78,6 +78,7 @@ Training training_of(const train::RunConfig& config) {
   if (hook == "fp16" || hook == "bf16") out.sent_bytes = 2;
   if (hook == "power_sgd") out.feedback = Feedback::PowerSgd;
   if (hook == "top_k") out.feedback = Feedback::TopK;
+  out.encrypts = config.parallel.tls;
   out.prefetched = config.data.prefetch;
   // 60,000 images to train with and 10,000 to evaluate with, 28 x 28 bytes each and a label.
   const bool is_mnist = config.data.kind == "mnist" || config.data.kind == "fashion-mnist";

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <string>
 
 #include "core/nearest.h"
+#include "core/words.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/model_profile.h"
 #include "plan/sizes.h"
@@ -141,9 +141,7 @@ train::TransformerConfig model_named(const std::string& name) {
                                  Known{"qwen3-8b", 36, 4096, 12288, 32, 8, false},
                                  Known{"qwen3-14b", 40, 5120, 17408, 40, 8, false},
                                  Known{"qwen3-32b", 64, 5120, 25600, 64, 8, false}};
-  std::string lower = name;
-  std::ranges::transform(lower, lower.begin(),
-                         [](char c) { return static_cast<char>(std::tolower(c)); });
+  std::string lower = lower_case(name);
   if (const size_t slash = lower.rfind('/'); slash != lower.npos) lower.erase(0, slash + 1);
   std::vector<std::string> names;
   for (const auto& each : kKnown) {

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/files/fd.h"
 #include "core/files/whole_file.h"
 #include "lockstep/core/error.h"
 
@@ -21,53 +22,38 @@ namespace {
 }  // namespace
 
 std::string read_file(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw_system_error(path, "cannot be opened");
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw_system_error(path, "cannot be opened");
   std::string bytes;
   for (;;) {
     const size_t have = bytes.size();
     bytes.resize(have + (1 << 20));
-    const ssize_t n = ::read(fd, bytes.data() + have, 1 << 20);
-    if (n < 0 && errno == EINTR) {
-      bytes.resize(have);
-      continue;
-    }
+    const ssize_t n = ::read(fd.get(), bytes.data() + have, 1 << 20);
     bytes.resize(have + static_cast<size_t>(n > 0 ? n : 0));
-    if (n <= 0) {
-      const int error = errno;
-      ::close(fd);
-      errno = error;
-      if (n < 0) throw_system_error(path, "cannot be read");
-      return bytes;
-    }
+    if (n < 0 && errno != EINTR) throw_system_error(path, "cannot be read");
+    if (n == 0) return bytes;
   }
 }
 
 void write_file(const std::string& path, std::string_view bytes) {
   const std::string draft = fmt::format("{}.{}.tmp", path, ::getpid());
-  const int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) throw_system_error(draft, "cannot be created");
-  const auto fail = [&](std::string_view what) {
+  Fd fd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd) throw_system_error(draft, "cannot be created");
+  const auto fail = [&](const std::string& name, std::string_view what) {
     const int error = errno;
-    ::close(fd);
     ::unlink(draft.c_str());
     errno = error;
-    throw_system_error(draft, what);
+    throw_system_error(name, what);
   };
   while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    const ssize_t n = ::write(fd.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail("cannot be written");
+    if (n < 0) fail(draft, "cannot be written");
     bytes.remove_prefix(static_cast<size_t>(n));
   }
-  if (::fsync(fd) != 0) fail("cannot be written");
-  ::close(fd);
-  if (::rename(draft.c_str(), path.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(draft.c_str());
-    errno = error;
-    throw_system_error(path, "cannot be renamed to");
-  }
+  if (::fsync(fd.get()) != 0) fail(draft, "cannot be written");
+  fd.reset();
+  if (::rename(draft.c_str(), path.c_str()) != 0) fail(path, "cannot be renamed to");
   errno = sync_folder_of(path);
   if (errno != 0) throw_system_error(path, "its folder cannot be brought to the disk (fsync)");
 }

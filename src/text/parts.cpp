@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "lockstep/core/error.h"
 #include "lockstep/text/utf8.h"

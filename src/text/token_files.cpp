@@ -14,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/files/fd.h"
+#include "core/files/lasting_path.h"
 #include "core/files/read_file.h"
 #include "core/process/standard_streams.h"
 #include "lockstep/core/error.h"
@@ -73,7 +75,7 @@ struct TokenWriter::State {
   TokenWriterOptions options;
   TokenType type;
   nlohmann::ordered_json shards = nlohmann::ordered_json::array();
-  int fd = -1;
+  Fd fd;  // of the shard that is written
   std::string path;
   int64_t tokens = 0, documents = 0;  // of the file that is written
   int64_t all = 0;
@@ -81,7 +83,7 @@ struct TokenWriter::State {
 
   void write_out() {
     for (std::string_view rest = buffer; !rest.empty();) {
-      const ssize_t n = ::write(fd, rest.data(), rest.size());
+      const ssize_t n = ::write(fd.get(), rest.data(), rest.size());
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail_system(path, "cannot be written");
       rest.remove_prefix(static_cast<size_t>(n));
@@ -99,14 +101,14 @@ struct TokenWriter::State {
   void begin_shard() {
     path = fmt::format("{}/{:05}.bin", folder, shards.size());
     open_standard_streams();
-    fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) fail_system(path, "cannot be created");
+    fd = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!fd) fail_system(path, "cannot be created");
   }
   void end_shard() {
-    if (fd < 0) return;
+    if (!fd) return;
     write_out();
-    if (::fsync(fd) != 0) fail_system(path, "cannot be written");
-    ::close(std::exchange(fd, -1));
+    if (::fsync(fd.get()) != 0) fail_system(path, "cannot be written");
+    fd.reset();
     shards.push_back({{"file", std::filesystem::path(path).filename().string()},
                       {"tokens", tokens},
                       {"documents", documents}});
@@ -114,7 +116,7 @@ struct TokenWriter::State {
   }
 };
 
-TokenWriter::TokenWriter(std::string folder, const TokenWriterOptions& options)
+TokenWriter::TokenWriter(const std::string& folder, const TokenWriterOptions& options)
     : state_(std::make_unique<State>()) {
   if (options.vocabulary < 1 || options.vocabulary > std::numeric_limits<int32_t>::max() ||
       options.separator < 0 || options.separator >= options.vocabulary ||
@@ -131,14 +133,12 @@ TokenWriter::TokenWriter(std::string folder, const TokenWriterOptions& options)
   }
   std::filesystem::create_directories(folder, error);
   if (error) fail(folder, fmt::format("cannot be made: {}", error.message()));
-  state_->folder = std::move(folder);
+  state_->folder = lasting_path(folder);
   state_->options = options;
   state_->type = options.vocabulary <= 65536 ? TokenType::Uint16 : TokenType::Uint32;
 }
 
-TokenWriter::~TokenWriter() {
-  if (state_->fd >= 0) ::close(state_->fd);
-}
+TokenWriter::~TokenWriter() = default;
 
 void TokenWriter::add(std::span<const int32_t> document) {
   for (const int32_t token : document) {
@@ -148,7 +148,7 @@ void TokenWriter::add(std::span<const int32_t> document) {
     }
   }
   if (state_->tokens >= state_->options.shard_tokens) state_->end_shard();
-  if (state_->fd < 0) state_->begin_shard();
+  if (!state_->fd) state_->begin_shard();
   for (const int32_t token : document) state_->put(token);
   state_->put(state_->options.separator);
   ++state_->documents;
@@ -209,30 +209,24 @@ TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
 
 void TokenFiles::add(const std::string& path, std::optional<int64_t> tokens) {
   // A pipe that nothing writes to would be waited for.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) fail_system(path, "cannot be opened");
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) fail_system(path, "cannot be opened");
   struct stat status {};
-  const bool is_file = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
+  const bool is_file = ::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode);
   const auto bytes = static_cast<int64_t>(status.st_size);
   const int64_t each = bytes_of(type_);
-  if (!is_file || bytes % each != 0 || (tokens && bytes / each != *tokens)) {
-    ::close(fd);
-    if (!is_file) fail(path, "this is not a regular file");
+  if (!is_file) fail(path, "this is not a regular file");
+  if (bytes % each != 0 || (tokens && bytes / each != *tokens)) {
     fail(path, fmt::format("it has {} bytes; {} tokens of {} are wanted", bytes,
                            tokens ? fmt::to_string(*tokens) : "whole", name_of(type_)));
   }
   std::shared_ptr<const void> mapped;
   if (bytes > 0) {
-    void* address = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fd, 0);
-    const int error = errno;
-    ::close(fd);
-    errno = error;
+    void* address = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fd.get(), 0);
     if (address == MAP_FAILED) fail_system(path, "cannot be mapped");
     mapped = std::shared_ptr<const void>(address, [bytes](const void* at) {
       ::munmap(const_cast<void*>(at), static_cast<size_t>(bytes));
     });
-  } else {
-    ::close(fd);
   }
   shards_.push_back({path, std::move(mapped), bytes / each});
 }

@@ -1,12 +1,9 @@
 #include "lockstep/text/tokenizer.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
-#include "lockstep/core/error.h"
 #include "text/files.h"
 #include "text/parts.h"
 #include "text/unicode.h"
@@ -59,7 +56,7 @@ void Tokenizer::save(const std::string& path) const { write_file(path, to_json()
 
 namespace {
 
-// How many bytes at the end may be the begin of a character that is not complete yet.
+// How many bytes at the end may be the beginning of a character that is not complete yet.
 size_t incomplete(std::string_view text) {
   for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const auto byte = static_cast<uint8_t>(text[text.size() - back]);

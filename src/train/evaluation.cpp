@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <ranges>
 #include <sstream>
 
@@ -103,6 +102,38 @@ double watched(const RunState& state, const std::string& metric, std::string_vie
                                 names.empty() ? "no metric" : names));
 }
 
+// Of `text`, the sums of this rank's lanes, and of the other ranks'. A collective. The sums are
+// added in the lanes' order on every rank: the same bits everywhere, and with lanes on any number
+// of ranks.
+std::map<std::string, double> means_over_ranks(const std::string& text, const comm::World& world) {
+  LaneSums total;
+  for (const auto& of_rank : world.group().all_gather_bytes(text, {.label = "train: evaluation"})) {
+    if (of_rank.starts_with(kFailed)) throw Error("[train] " + of_rank.substr(1));
+    std::istringstream lines(of_rank);
+    for (std::string line; std::getline(lines, line);) total.add(parsed(line));
+  }
+  if (total.count == 0) {
+    throw DataError(
+        "[train] the evaluation's data count nothing, so there is no mean: all targets are left "
+        "out of the loss");
+  }
+  for (auto& [name, sum] : total.sums) sum /= total.count;
+  return total.sums;
+}
+
+// A collective.
+void add_values(std::map<std::string, double>& values, const Metric& metric,
+                const comm::World& world) {
+  for (const auto& [name, value] : metric.values(world)) {
+    const double other = values.try_emplace(name, value).first->second;
+    if (other == value || (std::isnan(other) && std::isnan(value))) continue;
+    throw ConfigError(fmt::format(
+        "[train] the evaluation gives '{}' twice, as {} and, by the metric {}, as {}: give one of "
+        "the two another name",
+        name, other, metric.name(), value));
+  }
+}
+
 }  // namespace
 
 void TrainedPart::settle_shards() {
@@ -111,12 +142,12 @@ void TrainedPart::settle_shards() {
   fsdp->reshard();
 }
 
-std::vector<parallel::WeightAverage::Applied> Training::apply_averages() {
-  std::vector<parallel::WeightAverage::Applied> applied;
+AppliedAverages Training::apply_averages() {
+  AppliedAverages applied;
   for (auto& part : parts_) {
     if (!part.average || part.average->is_applied()) continue;
     part.settle_shards();
-    applied.push_back(part.average->apply());
+    applied.add(*part.average);
   }
   return applied;
 }
@@ -146,8 +177,6 @@ std::map<std::string, double> Training::evaluate_for_program() {
   }
 }
 
-// The lanes' sums are added in their order on every rank: the same bits everywhere, and with lanes
-// on any number of ranks.
 std::map<std::string, double> Training::evaluate() {
   const auto& evaluation = options_.evaluation;
   const int64_t lanes = std::max<int64_t>(options_.loader.lanes, world_.size());
@@ -188,30 +217,9 @@ std::map<std::string, double> Training::evaluate() {
     }
   }
   const CommonPart common(*this);
-  LaneSums total;
-  for (const auto& of_rank :
-       world_.group().all_gather_bytes(text, {.label = "train: evaluation"})) {
-    if (of_rank.starts_with(kFailed)) throw Error("[train] " + of_rank.substr(1));
-    std::istringstream lines(of_rank);
-    for (std::string line; std::getline(lines, line);) total.add(parsed(line));
-  }
-  if (total.count == 0) {
-    throw DataError(
-        "[train] the evaluation's data count nothing, so there is no mean: all targets are left "
-        "out of the loss");
-  }
-  for (auto& [name, sum] : total.sums) sum /= total.count;
-  for (const auto& metric : evaluation.metrics) {
-    for (const auto& [name, value] : metric->values(world_)) {
-      const double other = total.sums.try_emplace(name, value).first->second;
-      if (other == value || (std::isnan(other) && std::isnan(value))) continue;
-      throw ConfigError(fmt::format(
-          "[train] the evaluation gives '{}' twice, as {} and, by the metric {}, as {}: give one "
-          "of the two another name",
-          name, other, metric->name(), value));
-    }
-  }
-  return total.sums;
+  auto values = means_over_ranks(text, world_);
+  for (const auto& metric : evaluation.metrics) add_values(values, *metric, world_);
+  return values;
 }
 
 std::map<std::string, double> Training::measured(const data::Batch& batch) const {

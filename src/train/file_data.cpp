@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,7 +19,7 @@
 #include "lockstep/data/image_folder.h"
 #include "lockstep/data/npy.h"
 #include "lockstep/data/token_dataset.h"
-#include "train/run/slice.h"
+#include "train/slice.h"
 
 namespace lockstep::train {
 namespace {

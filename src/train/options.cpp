@@ -159,6 +159,43 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
        "early stopping looks at evaluations: give TrainerOptions::evaluation");
 }
 
+// The lower is the default, and of these it would be the worst one that counts.
+void warn_of_direction(std::string_view who, const std::string& metric, Better better) {
+  static const std::set<std::string_view> kHigher = {"accuracy",  "auc",    "r2",
+                                                     "precision", "recall", "f1"};
+  const bool is_top_k = metric.starts_with("top_") && metric.ends_with("_accuracy");
+  if (better == Better::Higher || !(is_top_k || kHigher.contains(metric))) return;
+  log::warn(fmt::format("[train] {} takes the lower {} as the better one: give Better::Higher", who,
+                        metric));
+}
+
+void warn_of_directions(const TrainerOptions& o, const std::vector<Part>& parts) {
+  if (const auto& early = o.early_stopping) {
+    warn_of_direction("early stopping", early->metric, early->better);
+  }
+  if (const auto& best = o.saving.best) {
+    warn_of_direction("the best checkpoint", best->metric, best->better);
+  }
+  for (const auto& part : parts) {
+    const auto& rate = part.learning_rate ? *part.learning_rate : o.learning_rate;
+    if (rate.plateau) warn_of_direction("the schedule", rate.metric, rate.plateau->better);
+  }
+}
+
+// Autocast leaves float64 as it is, as PyTorch's does.
+void warn_of_precision(const TrainerOptions& o, const std::vector<Part>& parts) {
+  if (o.precision == Precision::Full) return;
+  for (const auto& part : parts) {
+    for (const auto& parameter : part.model.module().parameters()) {
+      if (parameter.scalar_type() != at::kDouble) return;
+    }
+  }
+  log::warn(
+      fmt::format("[train] precision {} has no effect: all parameters are float64, which mixed "
+                  "precision leaves as they are. Convert the model and its data to float32",
+                  o.precision == Precision::BFloat16 ? "bfloat16" : "float16"));
+}
+
 // One line for each, the same where the options are.
 std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Part>& parts,
                                   const DataSource& data) {
@@ -221,6 +258,9 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("saving.every_steps", o.saving.every_steps);
   add("saving.every_epochs", o.saving.every_epochs);
   add("saving.at_end", o.saving.at_end);
+  add("saving.keep_last", o.saving.keep_last);
+  add("saving.async", o.saving.async);
+  for (const auto& pattern : o.saving.each_rank) add("saving.each_rank", pattern);
   add("saving.on_preemption", o.saving.on_preemption);
   add("saving.resume", static_cast<int>(o.saving.resume));
   add("saving.resume_from", o.saving.resume_from);
@@ -247,12 +287,14 @@ std::vector<std::string> split(const std::string& text) {
 
 void check_options(const TrainerOptions& options, const std::vector<Part>& parts,
                    const DataSource& data, const comm::Group& group) {
-  group.refuse_python_ranks("Trainer");
   check_numbers(options);
   check_length(options, data);
   check_parts(options, parts);
   check_fsdp(options, parts);
   check_combinations(options, group);
+  if (group.rank() != 0) return;
+  warn_of_directions(options, parts);
+  warn_of_precision(options, parts);
 }
 
 void compare_options(const TrainerOptions& options, const std::vector<Part>& parts,

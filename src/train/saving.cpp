@@ -63,13 +63,12 @@ constexpr const char *kEarly = "early stopping", *kBest = "the best checkpoint";
 
 bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
   namespace fs = std::filesystem;
-  const auto plain = [](const fs::path& path) {
-    std::error_code error;
+  if (folder.empty()) return false;
+  std::error_code error;
+  const auto plain = [&](const fs::path& path) {
     const auto found = fs::weakly_canonical(fs::absolute(path), error);
     return error ? path : found;
   };
-  if (folder.empty()) return false;
-  std::error_code error;
   if (fs::exists(folder, error)) return plain(folder + "/..") == plain(directory);
   // Its own "..", where it is gone, would be no folder.
   fs::path gone = fs::absolute(folder).lexically_normal();
@@ -80,7 +79,8 @@ bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
 void Training::track_all() {
   const auto& saving = options_.saving;
   if (saving.directory.empty()) return;
-  checkpoint::CheckpointerOptions options{.retention = {.keep_last = saving.keep_last},
+  checkpoint::CheckpointerOptions options{.each_rank = saving.each_rank,
+                                          .retention = {.keep_last = saving.keep_last},
                                           .async = saving.async};
   if (saving.best) {
     options.retention.best = {.metric = saving.best->metric,
@@ -91,11 +91,9 @@ void Training::track_all() {
   for (auto& part : parts_) {
     const std::string prefix = prefix_of(part);
     part.track_model(*checkpoints_);
-    if (part.zero != nullptr) {
-      checkpoints_->track(prefix + "optimizer", *part.zero);
-    } else {
-      checkpoints_->track(prefix + "optimizer", *part.optimizer);
-    }
+    checkpoints_->track(prefix + "optimizer", part.zero != nullptr
+                                                  ? parallel::stateful(*part.zero)
+                                                  : checkpoint::stateful(*part.optimizer));
     if (part.schedule) checkpoints_->track(prefix + "schedule", *part.schedule);
     if (part.plateau) checkpoints_->track(prefix + "plateau", *part.plateau);
     if (part.scaler) checkpoints_->track(prefix + "scaler", *part.scaler);
@@ -262,7 +260,8 @@ void Training::restore() {
   claim_directory();
   const bool is_restarted = is_restarted_here();
   restore_state(is_restarted);
-  if (!is_restarted && saves()) begin_job();
+  owes_job_file_ = !is_restarted;  // of what a callback or a signal saves
+  if (!is_restarted) begin_job();
 }
 
 void Training::restore_state(bool is_restarted) {
@@ -370,17 +369,18 @@ bool Training::is_restarted_here() {
 }
 
 // From here on a restart of this job resumes from what is newest in the directory. Where that is
-// none of this run's, as it goes back to an older one, from its first checkpoint on; the name of a
-// job before, which may be the same, goes.
+// none of this run's, or only a callback or a signal may save, from its first checkpoint on: the
+// name of a job before goes (where none may be saved, if it is the same).
 void Training::begin_job() {
   const auto& directory = options_.saving.directory;
   const auto found = seen_by_main([&] {
-    if (is_checkpoint_of(options_.saving.resume_from, directory)) {
-      std::filesystem::remove(directory + "/job.txt");
-      return "goes back";
-    }
-    write_job_file(directory);
-    return "";
+    const bool goes_back = is_checkpoint_of(options_.saving.resume_from, directory);
+    if (!goes_back && saves()) write_job_file(directory);
+    const std::string file = directory + "/job.txt";
+    std::error_code error;  // a run that saves nothing may not be able to
+    if (goes_back && (saves() || names_this_job(directory))) std::filesystem::remove(file, error);
+    if (error && saves()) throw std::filesystem::filesystem_error("cannot remove", file, error);
+    return goes_back || !saves() ? "owes" : "";
   });
   owes_job_file_ = !found.empty();
 }

@@ -74,7 +74,9 @@ Training::Training(const comm::World& world, std::vector<Part> parts, StepFuncti
     : world_(world), options_(std::move(options)), step_function_(std::move(step)) {
   state_.rank = world.rank();
   state_.ranks = world.size();
-  check_options(options_, parts, data, world.group());
+  world.group().refuse_python_ranks("Trainer");
+  comm::together(world.group(), "train",
+                 [&] { check_options(options_, parts, data, world.group()); });
   compare_options(options_, parts, data, world.group());
   for (auto* path : {&options_.saving.directory, &options_.saving.resume_from}) {
     *path = lasting_path(*path);
@@ -167,6 +169,8 @@ void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
     if (options_.groups) {
       groups = options_.groups(part.model.module());
       if (groups.empty()) throw ConfigError("[train] TrainerOptions::groups gives no group");
+      // A module gives a tied parameter once for each of its names.
+      for (auto& group : groups) group.params() = once(group.params());
       if (part.fsdp) replace_by_shards(groups, part);
     }
     if (options_.zero) return;

@@ -23,6 +23,13 @@ at::Tensor part_of_step(const at::Tensor& mean, double count, double all) {
   return count == all ? mean : mean / (all / count);
 }
 
+// What Ddp or Fsdp refuses, or finds that differs between the ranks, all ranks refuse; others may
+// be of a hook of the program's.
+bool is_refused_by_all(const std::string& text) {
+  return text.starts_with("[ddp]") || text.starts_with("[fsdp]") ||
+         text.starts_with("[check_same]");
+}
+
 }  // namespace
 
 double Training::update(std::string_view name, const LossOfBatch& loss) {
@@ -158,9 +165,9 @@ StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss)
 void Training::backward_of(TrainedPart& part, const at::Tensor& loss) {
   try {
     (part.scaler ? part.scaler->scale(loss) : loss).backward();
-  } catch (const Error& error) {
-    is_common_ = true;  // what Ddp or Fsdp refuses, all ranks refuse
+  } catch (const ConfigError& error) {
     const std::string text = error.what();
+    is_common_ = is_refused_by_all(text);
     if (text.find(" was attached: ") == text.npos) throw;
     // Neither can be attached again from here.
     throw ConfigError(text +
@@ -207,7 +214,7 @@ double Training::sum_over_ranks(double mine) {
 }
 
 StepSums Training::flags() const {
-  const bool is_late = options_.max_time.count() > 0 && Clock::now() - begun_ >= options_.max_time;
+  const bool is_late = options_.max_time.count() > 0 && Clock::now() - called_ >= options_.max_time;
   const PreemptionNotice* notice = options_.notice != nullptr ? options_.notice
                                    : own_notice_              ? &*own_notice_
                                                               : nullptr;

@@ -107,6 +107,9 @@ Trainer::~Trainer() = default;
 void Trainer::track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object) {
   training_->track(name, std::move(object));
 }
+void Trainer::track(const std::string& name, const at::Generator& generator) {
+  training_->track(name, generator);
+}
 
 Outcome Trainer::run() { return training_->run(); }
 std::map<std::string, double> Trainer::evaluate() { return training_->evaluate_for_program(); }

@@ -96,6 +96,7 @@ void Training::call_and_agree(const Point& point) {
 Outcome Training::run() {
   if (has_begun_) throw ConfigError("[train] run() can be called once: make another Trainer");
   has_begun_ = true;
+  called_ = Clock::now();
   is_common_ = false;  // of an evaluate() before
   try {
     train();
@@ -115,15 +116,10 @@ std::string Training::failure_of(std::string_view what) const {
 }
 
 // The other ranks are told why this one will not come to their next call, unless the exception that
-// is being handled is theirs, too.
+// is being handled is theirs, too. A CommError may be of another group, which has ranks of its own.
 void Training::tell_others(std::string_view what) const {
-  if (is_common_) return;
-  try {
-    throw;
-  } catch (const CommError&) {
-  } catch (...) {
-    world_.group().transport().abort_all(failure_of(what));
-  }
+  if (is_common_ || world_.group().failure()) return;
+  world_.group().transport().abort_all(failure_of(what));
 }
 
 void Training::fail() {
@@ -181,7 +177,8 @@ std::optional<int64_t> Training::steps_left() const {
     const StageRun& run = stages_[i];
     const bool is_begun = i == stage_;
     if (run.stage.steps > 0) {
-      *left += std::min(run.stage.steps, kMostSteps) - (is_begun ? stage_steps_ : 0);
+      const int64_t steps = std::min(run.stage.steps, kMostSteps);
+      *left += is_begun ? std::max<int64_t>(steps - stage_steps_, 0) : steps;  // may be fewer now
     } else if (run.stage.epochs == 0) {
       left.reset();
     } else if (const int64_t epoch = is_begun ? run.loader->state().epoch : 0;
@@ -317,6 +314,7 @@ void Training::after_epoch(const StageRun& run) {
     evaluate_now();
   }
   owes_epoch_ = false;
+  is_changed_since_ = true;
   call_and_agree([&](Callback& one) { one.on_epoch_end(state_, requests_); });
   if (std::exchange(evaluate_now_, false) && state_.evaluated_at != state_.step) evaluate_now();
   if (!save_now_ && !is_due(options_.saving.every_epochs)) return;
@@ -325,12 +323,13 @@ void Training::after_epoch(const StageRun& run) {
 }
 
 void Training::finish() {
+  if (ended_ == Ended::TimeLimit && steps_left() == 0) ended_ = Ended::Finished;  // as well
   {
     const CommonPart common(*this);
     share_requests();
   }
   const bool is_saved =
-      state_.saved_at == state_.step && !is_evaluated_since_ && owed() == saved_owed_;
+      state_.saved_at == state_.step && !is_changed_since_ && owed() == saved_owed_;
   const bool evaluates = is_evaluated_at_end();
   if (evaluates) {
     // What is asked for in it, a run that resumes was not asked for.
@@ -340,8 +339,12 @@ void Training::finish() {
     evaluate_now_ = is_asked;
   }
   // What was saved in this step already has nothing of the evaluation that has just found it best.
-  const bool is_asked = std::exchange(save_now_, false);
-  const bool is_due = options_.saving.at_end || ended_ == Ended::Preempted;
+  const bool is_asked =
+      std::exchange(save_now_, false) || (requests_.wants_save() && state_.saved_at != state_.step);
+  // A start without a step, of which each further one would make up the same.
+  const bool has_made_up = saves() && is_changed_since_ && state_.saved_at == state_.step &&
+                           state_.resumed_at == state_.step;
+  const bool is_due = options_.saving.at_end || ended_ == Ended::Preempted || has_made_up;
   if (is_asked || (is_due && (!is_saved || evaluates))) save();
   {
     const CommonPart common(*this);
@@ -364,7 +367,7 @@ void Training::evaluate_now() {
       state_.metrics = evaluate();
     }
     state_.evaluated_at = state_.step;
-    if (!is_extra_) is_evaluated_since_ = true;
+    if (!is_extra_) is_changed_since_ = true;
     const CommonPart common(*this);
     judge();
   } catch (...) {
@@ -402,7 +405,7 @@ void Training::save() {
     share_requests();
     state_.saved_at = state_.step;
     saved_owed_ = owed();
-    is_evaluated_since_ = false;
+    is_changed_since_ = false;
     if (has_saved_) checkpoints_->limit_best(best_saved_);
     checkpoints_->save(state_.step, metrics_of_step());
     if (std::exchange(owes_job_file_, false)) {

@@ -106,6 +106,23 @@ struct StepSums {
   double stop = 0, save = 0, evaluate = 0, preempted = 0, late = 0;
 };
 
+// Averages of several parts, which may have buffers in common: those that were applied last are put
+// back first.
+class AppliedAverages {
+ public:
+  AppliedAverages() = default;
+  ~AppliedAverages() {
+    while (!applied_.empty()) applied_.pop_back();
+  }
+  AppliedAverages(AppliedAverages&&) = default;
+  AppliedAverages& operator=(AppliedAverages&&) = delete;
+
+  void add(parallel::WeightAverage& average) { applied_.push_back(average.apply()); }
+
+ private:
+  std::vector<parallel::WeightAverage::Applied> applied_;
+};
+
 // Everything that happens in a Trainer. The parts of the loop are in files of their own: setup.cpp,
 // step.cpp, evaluation.cpp, saving.cpp.
 class Training {
@@ -118,12 +135,13 @@ class Training {
   // The same outside of the loop, where nothing else tells the other ranks of an error.
   std::map<std::string, double> evaluate_for_program();
   // The parts' averaged weights, where they are averaged and not applied yet.
-  std::vector<parallel::WeightAverage::Applied> apply_averages();
+  AppliedAverages apply_averages();
   double update(std::string_view part, const LossOfBatch& loss);
 
   const RunState& state() const { return state_; }
   TrainedPart& part(std::string_view name);
-  void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object) {
+  template <class Object>
+  void track(const std::string& name, Object object) {
     if (has_begun_)
       throw ConfigError("[train] track() of " + name + " after run(): call it before");
     if (checkpoints_) checkpoints_->track(name, std::move(object));
@@ -268,12 +286,13 @@ class Training {
   bool save_now_ = false, evaluate_now_ = false;
   // That the last step was to have, and a signal left no time for, or an evaluation that failed.
   bool owes_evaluation_ = false, owes_stop_ = false, owes_epoch_ = false;
-  std::string saved_owed_;           // owed() in the last checkpoint
-  bool is_evaluated_since_ = false;  // after it, by one that counts
-  bool is_extra_ = false;            // the evaluation is one that only the run's end asks for
-  MicroBatches* micro_ = nullptr;    // of the step that is made
+  std::string saved_owed_;         // owed() in the last checkpoint
+  bool is_changed_since_ = false;  // after it, by an evaluation that counts or an epoch's end
+  bool is_extra_ = false;          // the evaluation is one that only the run's end asks for
+  MicroBatches* micro_ = nullptr;  // of the step that is made
   // Whether an exception that comes now is thrown on all ranks.
   bool is_common_ = false;
+  Clock::time_point called_;  // run(), which restores before it begins
   friend class CommonPart;
 };
 

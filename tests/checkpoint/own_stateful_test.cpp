@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -81,6 +80,8 @@ TEST(OwnStateful, PartsHaveTheirBoxesSizesAndDtypeOnBothSides) {
   refused(piece_of(at::zeros({5}), {{0}, {5}}), "[0:5] lies outside of [4]");
   refused(piece_of(at::zeros({1, 2}), {{0, 0}, {1, 2}}), "lies outside of [4]");
   refused(piece_of(at::Tensor(), {{0}, {4}}), "[0:4] is given by an undefined tensor");
+  refused(piece_of(at::zeros({4}).to_sparse(), {{0}, {4}}),
+          "[0:4] is given by a tensor that is not dense, which no checkpoint has: make it dense");
 }
 
 TEST(OwnStateful, SeesTheNamesThatItHasGiven) {

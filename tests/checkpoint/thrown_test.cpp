@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "lockstep/checkpoint/checkpointer.h"
 #include "support/folder.h"

@@ -13,12 +13,12 @@
 
 #include "checkpoint/format/conversion.h"
 #include "checkpoint_format/small_checkpoint.h"
-#include "checkpoint_format/tool.h"
 #include "lockstep/checkpoint/difference.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::test {
 namespace {

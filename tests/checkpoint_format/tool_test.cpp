@@ -1,5 +1,5 @@
 // `lockstep inspect`, `verify`, `merge`, `export` and `diff`, as programs.
-#include "checkpoint_format/tool.h"
+#include "support/tool.h"
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>

@@ -7,11 +7,11 @@
 
 #include "checkpoint/format/tensor_files/tensor_kinds.h"
 #include "checkpoint_format/small_checkpoint.h"
-#include "checkpoint_format/tool.h"
 #include "checkpoint_format/torch_zip.h"
 #include "lockstep/checkpoint/error.h"
 #include "support/folder.h"
 #include "support/thrown.h"
+#include "support/tool.h"
 
 namespace lockstep::test {
 namespace {

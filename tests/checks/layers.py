@@ -1,5 +1,6 @@
 """Holds the rooms apart: includes point only left, the launcher stays free of torch, files stay
-short, and lines of Python and of pages too; public headers go together with Qt's keywords.
+short, and lines of Python and of pages too; public headers go together with Qt's keywords, and refuse
+what a program cannot be compiled with.
 
 python3 layers.py SOURCE_DIR BUILD_DIR
 """
@@ -148,6 +149,17 @@ def include_faults(name, included, headers):
         yield f"includes {included}, and {first} is not left of {room}"
 
 
+def headers_for_any_compiler(source):
+    """Public headers that do not refuse what Lockstep cannot be used with, themselves or by those
+    that they include."""
+    folder = source / "include"
+    left = {str(p.relative_to(folder)): INCLUDE.findall(p.read_text()) for p in folder.rglob("*.h")}
+    refuse = {"lockstep/core/compiler.h"}
+    while more := {name for name, included in left.items() if name not in refuse and refuse & {*included}}:
+        refuse |= more
+    yield from (f"include/{name}: includes no lockstep/core/compiler.h" for name in sorted(left.keys() - refuse))
+
+
 def faults(source):
     formats = (source / "src/checkpoint/format").rglob("*.cpp")
     headers = HEADERS | {"checkpoint/format": {"error"} | {p.stem for p in formats}}
@@ -167,6 +179,7 @@ def faults(source):
 
 
 if __name__ == "__main__":
-    found = [*faults(pathlib.Path(sys.argv[1])), *long_prose(pathlib.Path(sys.argv[1]))]
+    source = pathlib.Path(sys.argv[1])
+    found = [*faults(source), *long_prose(source), *headers_for_any_compiler(source)]
     print("\n".join(found) or "every include points left")
     sys.exit(1 if found else 0)

@@ -49,7 +49,11 @@ void on_two_ranks(const std::function<void()>& body) {
     body();
   });
 }
-int share_of_two() { return std::max<int>(1, this_process_cores().ids.size() / 2); }
+int share_of_two() {
+  const Cores own = this_process_cores();
+  const auto cores = static_cast<int>(own.ids.size());
+  return std::max(1, (own.allowed > 0 ? std::min(own.allowed, cores) : cores) / 2);
+}
 
 TEST(Threads, OfEachThreadOfARankAreItsShare) {
   on_two_ranks([] {
@@ -148,6 +152,16 @@ TEST(Threads, AreThePartOfTheCoresThatNoOtherRankUses) {
   EXPECT_EQ(fair_threads(ranks), 4);
   ranks[1].threads = 3;
   EXPECT_EQ(fair_threads(ranks), 3);
+}
+
+TEST(Threads, AreForTheTimeThatControlGroupsAllow) {
+  auto ranks = ranks_on({"0-15", "0-15"});
+  for (auto& rank : ranks) rank.allowed = 4;
+  EXPECT_EQ(fair_threads(ranks), 2) << "of one container";
+  ranks[1].container = "b";
+  EXPECT_EQ(fair_threads(ranks), 4) << "of a container each";
+  ranks[0].allowed = 1;
+  EXPECT_EQ(fair_threads(ranks), 1) << "the same for all";
 }
 
 TEST(Threads, OfRanksThatDifferAreToldOnce) {

@@ -4,11 +4,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -21,10 +25,27 @@
 #include <vector>
 
 #include "core/network/address.h"
+#include "core/place/secret.h"
+#include "core/place/sources.h"
 #include "core/security/munge.h"
 #include "lockstep/core/error.h"
 #include "support/folder.h"
 #include "support/thrown.h"
+
+namespace {
+std::atomic<int> refusals = 0;  // of accept4(), while a connection waits
+}  // namespace
+
+// In the place of the system's.
+extern "C" int accept4(int socket, sockaddr* address, socklen_t* length, int flags) {
+  pollfd waits{socket, POLLIN, 0};
+  if (refusals == 0 || poll(&waits, 1, 0) == 0) {
+    return static_cast<int>(syscall(SYS_accept4, socket, address, length, flags));
+  }
+  --refusals;
+  errno = ENOBUFS;
+  return -1;
+}
 
 namespace lockstep {
 namespace {
@@ -121,6 +142,51 @@ TEST_F(JobSecret, IsHandedOutToWhoAsksForTheJob) {
               HasSubstr("it serves another job, or is not of this user"));
   EXPECT_THAT(message_of<Error>([&] { SecretServer(one.port, "job 3", "sesame"); }),
               HasSubstr("where the job's secret is handed out: Address already in use"));
+}
+
+// Where accept() finds no memory for a connection, the server waits before it tries again.
+TEST_F(JobSecret, IsHandedOutOnceTheSystemHasRoomForAConnection) {
+  const Serving one("job");
+  const auto start = std::chrono::steady_clock::now();
+  refusals = 3;
+  EXPECT_EQ(ask_for_secret(kHost, one.port, "job", 60s), "sesame");
+  EXPECT_EQ(refusals, 0);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 300ms);
+}
+
+TEST_F(JobSecret, IsNotWaitedForWhereThereIsNone) {
+  std::optional<SecretServer> server;
+  uint16_t port = 0;
+  while (!server) {
+    port = local_address(listen_at(Address::loopback(0))->get()).port();
+    try {
+      server.emplace(port, SecretServer::None());
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_THAT(message_of<CommError>([&] { ask_for_secret(kHost, port, "job", 10min); }),
+              HasSubstr("that host has no MUNGE, and this one has"));
+}
+
+// A rank 0 of two hosts, as Slurm has started it, whose port another program may have.
+TEST_F(JobSecret, IsServedUntilAllRanksHaveMet) {
+  Place place{.rank = 0, .size = 2, .local_size = 1, .host = kHost, .source = "Slurm"};
+  std::string secret;
+  for (int i = 0; secret.empty(); ++i) {
+    place.job = "job " + std::to_string(getpid()) + " " + std::to_string(i);
+    try {
+      secret = agreed_secret(place, 60s);
+    } catch (const ConfigError&) {
+    }
+  }
+  // The first World could not be made.
+  const uint16_t port = secret_port_of(place.job, place.port);
+  EXPECT_EQ(agreed_secret(place, 60s), secret);
+  EXPECT_EQ(ask_for_secret(kHost, port, place.job, 60s), secret);
+  end_serving(place);
+  EXPECT_THAT(message_of<CommError>([&] { ask_for_secret(kHost, port, place.job, 0s); }),
+              HasSubstr("no secret of the job"));
+  EXPECT_EQ(agreed_secret(place, 60s), secret);
 }
 
 // Clients that say nothing do not keep others out.

@@ -1,10 +1,12 @@
-// What a trace is made of: spans and calls, recorded only while somebody asks for it.
+// What a trace is made of: spans and calls, recorded only while they are asked for.
 #include "core/flight/recording.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <thread>
+
+#include "support/fork.h"
 
 namespace lockstep::flight {
 namespace {
@@ -15,7 +17,7 @@ Operation operation(const char* label) {
   return made;
 }
 
-TEST(FlightRecording, HasTheSpansAndCallsOfAllThreadsInIt) {
+void record() {
   { const Span before(Activity::Data); }
   end(begin(operation("before")));
   start_recording();
@@ -47,6 +49,9 @@ TEST(FlightRecording, HasTheSpansAndCallsOfAllThreadsInIt) {
   EXPECT_EQ(recording.left_out, 0);
   EXPECT_TRUE(stop_recording().spans.empty());
 }
+
+// A process finds out once whether it has a launcher.
+TEST(FlightRecording, HasTheSpansAndCallsOfAllThreadsInIt) { test::in_a_child(record); }
 
 }  // namespace
 }  // namespace lockstep::flight

@@ -2,10 +2,13 @@
 #include "core/process/thread.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <string_view>
 
 namespace lockstep {
 namespace {
@@ -34,6 +37,28 @@ TEST(ThreadWithoutSignals, ItsFaultsReachTheProgramsHandler) {
     ASSERT_EQ(waitpid(pid, &status, 0), pid);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << fault << ": " << status;
   }
+}
+
+TEST(ThreadWithoutSignals, SaysWhichLimitToRaiseWhereThereIsNone) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const rlimit none{};
+    setrlimit(RLIMIT_NPROC, &none);
+    // Root has no such limit.
+    if (geteuid() == 0 && syscall(SYS_setresuid, 65534, 65534, 65534) != 0) _exit(2);
+    try {
+      thread_without_signals([] {}).join();
+    } catch (const std::system_error& refused) {
+      const std::string_view what = refused.what();
+      const bool is_said = what.find("temporarily unavailable; raise the limit (ulimit -u") !=
+                           std::string_view::npos;
+      _exit(is_said && refused.code() == std::errc::resource_unavailable_try_again ? 7 : 1);
+    }
+    _exit(3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 }  // namespace

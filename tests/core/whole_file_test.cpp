@@ -33,6 +33,42 @@ TEST(WholeFile, ReplacesWhatALinkLeadsTo) {
   EXPECT_EQ(contents(folder / "far/a"), "new");
 }
 
+// The link was replaced.
+TEST(WholeFile, MakesWhatALinkLeadsTo) {
+  const Folder folder;
+  fs::create_directory(folder / "far");
+  fs::create_symlink("far/second", folder / "first");
+  fs::create_symlink(folder / "far/a", folder / "far/second");
+  EXPECT_EQ(write_whole_file(folder / "first", "new"), 0);
+  EXPECT_TRUE(fs::is_symlink(folder / "first"));
+  EXPECT_TRUE(fs::is_symlink(folder / "far/second"));
+  EXPECT_EQ(contents(folder / "far/a"), "new");
+  fs::create_symlink("none/a", folder / "nowhere");
+  EXPECT_EQ(write_whole_file(folder / "nowhere", "x"), ENOENT);
+  fs::create_symlink("circle", folder / "circle");
+  EXPECT_EQ(write_whole_file(folder / "circle", "x"), 0);  // in its place
+  EXPECT_EQ(contents(folder / "circle"), "x");
+}
+
+// Who could not read a report could read the one that replaced it.
+TEST(WholeFile, HasTheRightsThatOpenLeaves) {
+  const Folder folder;
+  const auto rights = [&](const char* name) {
+    struct stat status {};
+    EXPECT_EQ(stat((folder / name).c_str(), &status), 0);
+    return status.st_mode & 07777;
+  };
+  const mode_t before = umask(027);
+  EXPECT_EQ(write_whole_file(folder / "new", "a"), 0);
+  EXPECT_EQ(rights("new"), 0640U);
+  for (const mode_t mode : {0600, 0666}) {
+    EXPECT_EQ(chmod((folder / "new").c_str(), mode), 0);
+    EXPECT_EQ(write_whole_file(folder / "new", "b"), 0);
+    EXPECT_EQ(rights("new"), mode);
+  }
+  umask(before);
+}
+
 // As /dev/stdout is one: renamed onto, it would be gone for every other program.
 TEST(WholeFile, WritesIntoAStream) {
   const Folder folder;

@@ -180,6 +180,13 @@ TEST(Csv, FilesAndColumnsThatAreNotThere) {
   EXPECT_THAT(File("").refused(), HasSubstr("is empty"));
   EXPECT_THAT(File("\n\n").refused(), HasSubstr("has no records"));
   EXPECT_THAT(File("a,b\n").refused(), HasSubstr("has a header and no rows"));
+  EXPECT_THAT(File({"\xFF\xFE"
+                    "a\0,\0y\0\n\0001\0,\0002\0\n\0",
+                    18})
+                  .refused(),
+              HasSubstr("is a text in UTF-16"));
+  EXPECT_THAT(File({"\xFE\xFF\0a\0,\0y\0\n\0001\0,\0002\0\n", 18}).refused(),
+              HasSubstr("is a text in UTF-16"));
   EXPECT_THAT(File("a,b\r1,2\r").refused(), HasSubstr("lines end with CR alone"));
   const File file("width,height,width\n1,2,3\n");
   EXPECT_THAT(file.refused({.targets = {"hieght"}}), HasSubstr("did you mean 'height'?"));

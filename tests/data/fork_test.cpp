@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
-#include <memory>
 #include <optional>
 
 #include "lockstep/core/error.h"

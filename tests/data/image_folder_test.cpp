@@ -1,6 +1,5 @@
 #include "lockstep/data/image_folder.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -241,6 +240,26 @@ TEST(ImageFolder, ALinkThatLeadsNowhereIsAnImageThatCannotBeRead) {
                 HasSubstr("rose/link.png"));
     EXPECT_EQ(flowers.open({.size = 4, .bad_images = BadImages::Skip}).skipped(), 1);
   }
+}
+
+TEST(ImageFolder, ALinkToItselfInThePlaceOfAClassIsRefused) {
+  const Flowers flowers;
+  std::filesystem::create_symlink("tulip", flowers.folder / "tulip");
+  EXPECT_THAT(message_of<DataError>([&] { flowers.open(); }),
+              AllOf(HasSubstr("[image folder]"), HasSubstr("tulip: Too many levels")));
+}
+
+// Images are read later than they are listed.
+TEST(ImageFolder, ARelativeFolderStaysWhenTheProgramChangesItsWorkingDirectory) {
+  const Flowers flowers;
+  spawn(1, [&](World&) {
+    std::filesystem::current_path(flowers.folder.path());
+    const data::ImageFolder images(".", {.size = 4});
+    std::filesystem::current_path("/");
+    EXPECT_TRUE(
+        at::equal(images.get_batch({0, 1, 2}).data, flowers.open().get_batch({0, 1, 2}).data));
+    EXPECT_TRUE(std::filesystem::exists(images.file(0)));
+  });
 }
 
 TEST(ImageFolder, FoldersThatHaveNone) {

@@ -282,6 +282,11 @@ TEST(Loader, RefusesDropLastThatLeavesNothing) {
                 Loader(set, Shard{0, 2}, {.batch_size = 64, .drop_last = true});
               }),
               HasSubstr("batch_size 64 on 2 ranks needs 128 samples, the data set has 100"));
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                Loader(set, Shard{0, 2}, {.batch_size = kAll, .drop_last = true});
+              }),
+              HasSubstr("needs 9223372036854775807 samples"));
 }
 
 TEST(Loader, RefusesNoSamples) {

@@ -121,6 +121,11 @@ TEST_F(Npy, DamagedFiles) {
   };
   EXPECT_THAT(with("(2, 3, 4)", "(9, 9, 9)"), HasSubstr("truncated, or a wrong shape: 9 x 9 x 9"));
   EXPECT_THAT(with("(2, 3, 4), }          ", "(9223372036854775807,2)}"), HasSubstr("[npy] "));
+  // No elements, of a size that nothing has.
+  std::string none = good.substr(0, good.size() - 24 * sizeof(float));
+  none.replace(none.find("(2, 3, 4), }"), 40,
+               fmt::format("{:40}", "(0, 4294967296, 4294967296, 4)}"));
+  EXPECT_THAT(refused_bytes(none), HasSubstr("a wrong shape: 0 x 4294967296 x 4294967296 x 4"));
   EXPECT_THAT(with("False", "Maybe"), HasSubstr("neither True nor False"));
   EXPECT_THAT(with("shape", "shapf"), HasSubstr("unknown key 'shapf'"));
   EXPECT_THAT(with("(2, 3, 4)", "(-2,-3,4)"), HasSubstr("no such size"));

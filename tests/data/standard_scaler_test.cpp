@@ -53,23 +53,27 @@ TEST(StandardScaler, GivesMeanZeroAndDeviationOne) {
 
 TEST(StandardScaler, TheSameBitsOnAnyNumberOfRanks) {
   const Folder folder;
-  for (const int ranks : {1, 2, 3}) {
+  const std::vector<Ranks> worlds{{"shm", 1}, {"shm", 2},  {"shm", 3},
+                                  {"tcp", 2}, {"gloo", 2}, {"host-then-net", 4, {0, 0, 1, 1}}};
+  for (const Ranks& ranks : worlds) {
     spawn(ranks, [&](World& world) {
       StandardScaler scaler, of_parts;
       scaler.fit(set_of(rows()), world);
-      // And when ranks have rows of their own, the last of three none.
-      const std::vector<int64_t> begins{0, ranks == 1 ? 1001 : 400, 1001, 1001};
+      // And when ranks have rows of their own, those after the second none.
+      const std::vector<int64_t> begins{0, ranks.count == 1 ? 1001 : 400, 1001, 1001, 1001};
       of_parts.fit_rows(rows().slice(0, begins[static_cast<size_t>(world.rank())],
                                      begins[static_cast<size_t>(world.rank()) + 1]),
                         world);
       EXPECT_EQ(bits(scaler.mean()), bits(of_parts.mean()));
       EXPECT_EQ(bits(scaler.deviation()), bits(of_parts.deviation()));
-      write(folder / fmt::format("{}-{}", ranks, world.rank()),
+      write(folder / fmt::format("{}-{}", ranks.name(), world.rank()),
             bits(scaler.mean()) + bits(scaler.deviation()));
     });
-  }
-  for (const char* name : {"2-0", "2-1", "3-0", "3-1", "3-2"}) {
-    EXPECT_EQ(contents(folder / name), contents(folder / "1-0")) << name;
+    for (int rank = 0; rank < ranks.count; ++rank) {
+      EXPECT_EQ(contents(folder / fmt::format("{}-{}", ranks.name(), rank)),
+                contents(folder / "shm1-0"))
+          << ranks.name();
+    }
   }
 }
 
@@ -153,6 +157,51 @@ TEST(StandardScaler, OnAllRanksSaysWhatOneRankMeets) {
     EXPECT_FALSE(scaler.is_fitted());
     data.broken_from = data.size();
     scaler.fit(data, world);
+  });
+}
+
+// Which one rank can read once, from a folder over the network for example; or which is then
+// another.
+struct Once : data::Dataset {
+  int64_t size() const override { return 100; }
+  data::Batch get_batch(at::IntArrayRef indices) const override {
+    const bool again = seen++ > 0;
+    if (again && breaks) throw std::runtime_error("the file is gone");
+    const int64_t count = std::ssize(indices);
+    return {torch::randn({count, again && narrows ? 1 : 3}), torch::zeros({count})};
+  }
+  bool breaks = false, narrows = false;
+  mutable int seen = 0;
+};
+
+TEST(StandardScaler, OnAllRanksSaysWhatOneRankCannotReadAgain) {
+  spawn(3, [](World& world) {
+    StandardScaler scaler;
+    Once gone, narrow, good;
+    gone.breaks = narrow.narrows = world.rank() == 1;
+    const auto refused = [&](const Once& data) {
+      return message_of([&] { scaler.fit(data, world); });
+    };
+    EXPECT_EQ(refused(gone), world.rank() == 1 ? "the file is gone"
+                                               : "[standard scaler] rank 1: the file is gone");
+    EXPECT_THAT(refused(narrow), HasSubstr("rank 1: samples from 33 on have 1 columns, and those "
+                                           "before have 3"));
+    EXPECT_FALSE(scaler.is_fitted());
+    scaler.fit(good, world);
+    EXPECT_TRUE(scaler.is_fitted());
+  });
+}
+
+// The others waited for its rows.
+TEST(StandardScaler, OnAllRanksSaysThatOneRanksRowsCannotBeScaled) {
+  spawn(2, [](World& world) {
+    StandardScaler scaler;
+    const auto mine = world.rank() == 0 ? rows() : rows().to(at::kComplexDouble);
+    EXPECT_THAT(message_of<Error>([&] { scaler.fit_rows(mine, world); }),
+                HasSubstr(world.rank() == 1 ? "[standard scaler] data are complex"
+                                            : "rank 1: [standard scaler] data are complex"));
+    scaler.fit_rows(rows(), world);
+    EXPECT_TRUE(scaler.is_fitted());
   });
 }
 

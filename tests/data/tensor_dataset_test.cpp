@@ -29,6 +29,17 @@ TEST(TensorDataset, GathersRowsOfEveryWidth) {
   }
 }
 
+// Of two float32, and of four bytes: the first begins at the second element of other memory. With
+// the numbers of 8 and 4 bytes that they were copied as, this was undefined (UBSan).
+TEST(TensorDataset, GathersRowsThatBeginAtAnyAddress) {
+  for (const auto& whole : {at::arange(11, at::kFloat), at::arange(21, at::kByte)}) {
+    const auto data = whole.slice(0, 1).view({5, -1});
+    const TensorDataset set(data, at::arange(5));
+    EXPECT_EQ(set.data().const_data_ptr(), data.const_data_ptr());
+    EXPECT_TRUE(set.get_batch({4, 0}).data.equal(data.index_select(0, at::tensor({4, 0}))));
+  }
+}
+
 TEST(TensorDataset, TakesAnyLayoutAndLeavesAutogradOut) {
   const auto data = torch::rand({3, 4}, torch::requires_grad()).t();
   const auto x = TensorDataset(data, at::arange(4)).get_batch({3, 1}).data;

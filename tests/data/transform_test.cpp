@@ -6,10 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <atomic>
 #include <map>
 #include <random>
-#include <thread>
 
 #include "data/files.h"
 #include "lockstep/core/error.h"

@@ -1,7 +1,7 @@
 // Checkpoints of what is on devices.
 #include <gtest/gtest.h>
 
-#include "device/on_device.h"
+#include "device/training.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "support/folder.h"
 
@@ -13,9 +13,10 @@ namespace {
 // elements.
 TEST(CheckpointOnDevice, HasWhatWasThereWhenItWasSaved) {
   const Folder folder;
-  spawn_on_device(2, [&](World& world) {
+  on_both(2, [&](World& world) {
     for (const bool async : {false, true}) {
-      const std::string path = folder / (async ? "async" : "sync");
+      const std::string path =
+          folder / fmt::format("{}-{}", world.group().backend(), async ? "async" : "sync");
       std::vector<at::Tensor> here{at::arange(200'000).to(at::kFloat),
                                    at::arange(12).view({3, 4}),
                                    at::rand({5}).to(at::kBFloat16),

@@ -68,8 +68,9 @@ TEST(DdpOnDevice, TheLargestOnesToo) {
   });
 }
 
+// Which on a device combines the ranks' statistics in another order.
 TEST(DdpOnDevice, SynchronousNormalisationToo) {
-  expect_same_on_both([](World& world, at::Device device) {
+  const auto trained = [](World& world, at::Device device) {
     torch::manual_seed(3);
     torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8),
                               torch::nn::Linear(8, 3));
@@ -85,7 +86,8 @@ TEST(DdpOnDevice, SynchronousNormalisationToo) {
     auto state = parameters_on_cpu(*net);
     for (const auto& tensor : net->buffers()) state.push_back(tensor.cpu());
     return state;
-  });
+  };
+  expect_same_on_both(trained, /*ranks_over_ipc=*/2);
 }
 
 TEST(DdpOnDevice, ParametersOutOfUseKeepTheirValues) {
@@ -130,7 +132,7 @@ TEST(DdpOnDevice, CommunicationOverlapsBackward) {
 }
 
 TEST(DdpOnDevice, StateAndBuffersStartAsRankZeros) {
-  spawn_on_device(2, [](World& world) {
+  on_both(2, [](World& world) {
     Mlp net(world.rank() + 7);
     net.register_buffer("count", at::full({3}, 40 + world.rank(), at::kLong));
     net.to(world.device());
@@ -143,7 +145,7 @@ TEST(DdpOnDevice, StateAndBuffersStartAsRankZeros) {
 }
 
 TEST(DdpOnDevice, ADividedOptimizerGivesTheSame) {
-  spawn_on_device(2, [](World& world) {
+  on_both(2, [](World& world) {
     const auto trained = [&](bool divided) {
       Mlp net;
       net.to(world.device());

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "device/cuda_ipc/on_ipc.h"
 #include "device/on_device.h"
 #include "parallel/reference.h"
 
@@ -24,15 +25,32 @@ inline std::vector<at::Tensor> parameters_on_cpu(const torch::nn::Module& module
   return all;
 }
 
-// Both devices compute with the CPU's kernels and add two numbers in the one order there is: the
-// same bits, whether the device computes at once or later.
-inline void expect_same_on_both(const Training& trained) {
-  spawn_on_device(2, [&](World& world) {
-    const auto here = trained(world, at::kCPU);
-    expect_equal(trained(world, world.device()), here);
-    fake::shut_gate();
-    expect_equal(trained(world, world.device()), here);
-  });
+// Both devices compute with the CPU's kernels: the same bits, whether the device computes at once
+// or later.
+inline void expect_same_on_device(World& world, const Training& trained) {
+  const auto here = trained(world, at::kCPU);
+  expect_equal(trained(world, world.device()), here);
+  fake::shut_gate();
+  expect_equal(trained(world, world.device()), here);
+}
+
+// Over cuda_ipc, on one device.
+inline void expect_same_over_ipc(int ranks, const Training& trained) {
+  setenv("FAKE_DEVICES", "1", 1);
+  spawn_on_ipc(ranks, [&](World& world) { expect_same_on_device(world, trained); });
+  unsetenv("FAKE_DEVICES");
+}
+
+// Over nccl and over cuda_ipc.
+inline void on_both(int ranks, const std::function<void(World&)>& body) {
+  spawn_on_device(ranks, body);
+  spawn_on_ipc(ranks, body);
+}
+
+// Over nccl two ranks add two numbers in the one order there is.
+inline void expect_same_on_both(const Training& trained, int ranks_over_ipc = 3) {
+  spawn_on_device(2, [&](World& world) { expect_same_on_device(world, trained); });
+  expect_same_over_ipc(ranks_over_ipc, trained);
 }
 
 inline void plain_step(Mlp& net, Ddp& ddp, torch::optim::Optimizer& sgd, const at::Tensor& batch) {

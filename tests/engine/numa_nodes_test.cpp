@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -20,17 +19,18 @@ using Layout = std::vector<int>;
 
 TEST(NumaNode, IsTheOneWithAllCores) {
   const test::Folder folder;
-  const auto node = [&](int number, const std::vector<int>& cores) {
+  const auto node = [&](int number, const std::string& cores) {
     const std::filesystem::path path =
         folder / ("sys/devices/system/node/node" + std::to_string(number));
     std::filesystem::create_directories(path);
-    for (const int core : cores) std::ofstream(path / ("cpu" + std::to_string(core)));
+    std::ofstream(path / "cpulist") << cores << "\n";
   };
   EXPECT_EQ(numa_node_of({0, 1}, folder.path()), std::nullopt);
-  node(0, {0, 1, 4, 5});
+  node(0, "0-1,4-5");
   EXPECT_EQ(numa_node_of({0, 1}, folder.path()), std::nullopt) << "the only one";
-  node(10, {2, 3, 6, 7});
-  std::ofstream(folder / "sys/devices/system/node/online") << "0,10\n";
+  node(10, "2,3,6-7");
+  node(11, "");  // has memory alone
+  std::ofstream(folder / "sys/devices/system/node/online") << "0,10-11\n";
   EXPECT_EQ(numa_node_of({0, 1, 4, 5}, folder.path()), 0);
   EXPECT_EQ(numa_node_of({3, 6}, folder.path()), 10);
   EXPECT_EQ(numa_node_of({0, 2}, folder.path()), std::nullopt) << "of both";

@@ -1,6 +1,7 @@
 // The key-value store's server and client, without libtorch: sanitizers see all of both.
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <future>
@@ -12,6 +13,7 @@
 #include "comm/store/values.h"
 #include "engine/deadline.h"
 #include "lockstep/core/error.h"
+#include "support/fork.h"
 #include "support/loopback.h"
 #include "support/thrown.h"
 
@@ -88,6 +90,30 @@ TEST_F(StoreEngine, ItsEndWaitsForNobodyOnceTheJobIsOver) {
   const auto start = std::chrono::steady_clock::now();
   server.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, StoreServer::kLinger);
+}
+
+// While it lives, no descriptor can be opened.
+struct NoDescriptors {
+  NoDescriptors() {
+    getrlimit(RLIMIT_NOFILE, &before);
+    rlimit none = before;
+    none.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before); }
+  rlimit before{};
+};
+
+TEST_F(StoreEngine, AServerWithoutDescriptorsSaysSo) {
+  test::in_a_child([] {
+    test::LoopbackSocket socket;
+    // UndefinedBehaviorSanitizer opens a pipe to look at what is thrown.
+    EXPECT_THAT(message_of<CommError>([&] {
+                  const NoDescriptors left;
+                  StoreServer serves(std::move(socket.listen().fd));
+                }),
+                HasSubstr("Too many open files; no descriptor is left: raise `ulimit -n`"));
+  });
 }
 
 TEST_F(StoreEngine, AWaitEndsWhenTheLastKeyIsThere) {

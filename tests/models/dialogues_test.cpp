@@ -154,6 +154,40 @@ TEST(Dialogues, EndWithTheContext) {
     EXPECT_THAT(roomless.ends, ElementsAre(Written::TooLong, Written::ContextFull));
   });
 }
+// A judge that is a network, and learns, may be on the other side.
+TEST(Dialogues, AreCalledWithTheCallersGradients) {
+  isolated([] {
+    auto net = small_net();
+    class : public Dialogue {
+     public:
+      Ids begin() override { return learn(1); }
+      Ids answer(std::span<const int32_t>, Written) override { return learn(turns++); }
+      Ids learn(int turn) {
+        kept = torch::ones({3});
+        loss = (weight * torch::ones({3})).sum();
+        if (loss.requires_grad()) loss.backward();
+        return turn < 2 ? Ids{1, 2} : Ids{};
+      }
+      torch::Tensor weight = torch::ones({3}, torch::requires_grad()), kept, loss;
+      int turns = 0;
+    } judge;
+    auto o = options();
+    int checks = 0;
+    o.check = [&] {
+      (judge.weight * judge.kept).sum().backward();
+      ++checks;
+    };
+    models::hold_dialogues(net, {{&judge, 1}}, o);
+    EXPECT_EQ(judge.turns, 3);
+    EXPECT_GT(checks, 0);
+    EXPECT_EQ(judge.weight.grad()[0].item<float>(), static_cast<float>(4 + checks));
+    const torch::NoGradGuard none;
+    o.check = {};
+    judge.turns = 0;
+    models::hold_dialogues(net, {{&judge, 1}}, o);
+    EXPECT_FALSE(judge.loss.requires_grad());
+  });
+}
 TEST(Dialogues, WithoutRoomAreRefused) {
   isolated([] {
     auto net = small_net();

@@ -165,6 +165,10 @@ TEST(KvCache, WhatDoesNotFitIsRefused) {
     EXPECT_THAT(refused([&] { cache.set_lengths({4, 4, -1}); }), HasSubstr("cannot get -1"));
     cache.set_lengths({4, 0, 2});
     EXPECT_EQ(cache.lengths(), (std::vector<int64_t>{4, 0, 2}));
+    EXPECT_THAT(refused([&] { cache.keep({}); }), HasSubstr("no sequence would be kept"));
+    EXPECT_THAT(refused([&] { cache.keep({0, 3}); }), HasSubstr("there is no sequence 3 of 3"));
+    EXPECT_THAT(refused([&] { cache.keep({-1}); }), HasSubstr("there is no sequence -1 of 3"));
+    EXPECT_EQ(cache.lengths(), (std::vector<int64_t>{4, 0, 2}));
     EXPECT_THAT(refused([&] { net->make_cache(0, 8); }), HasSubstr("sequences of a KvCache = 0"));
     EXPECT_THAT(refused([&] { net->make_cache(1, -1); }), HasSubstr("length of a KvCache = -1"));
   });

@@ -16,7 +16,6 @@
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/generate.h"
 #include "lockstep/models/pretrained.h"
-#include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/call.h"
 #include "models/sampling.h"
@@ -222,6 +221,15 @@ TEST(Pretrained, ATiedHeadThatIsStoredMustBeTheEmbedding) {
                     HasSubstr("lm_head.weight is not"));
       }
     }
+  });
+}
+
+TEST(Pretrained, NoOlderTokensEndItsTexts) {
+  isolated([] {
+    const Folder folder;
+    save_transformer(small(), folder.path(), {.stop = {2}});
+    save_transformer(small(), folder.path());
+    EXPECT_FALSE(std::filesystem::exists(folder / "generation_config.json"));
   });
 }
 

@@ -1,4 +1,4 @@
-// What a plan advises where nothing fits.
+// What a plan advises where nothing fits, and what it says beside its figures.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -8,9 +8,9 @@
 #include <regex>
 #include <set>
 
-#include "checkpoint_format/tool.h"
 #include "lockstep/plan/plan.h"
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::plan {
 namespace {
@@ -298,6 +298,18 @@ TEST(Advice, UnknownDevicesHaveANeighbourOnlyIfThereIsOne) {
   };
   EXPECT_THAT(said("a100"), HasSubstr("unknown device 'a100'; the nearest is a100-40gb; known"));
   EXPECT_THAT(said("foo"), HasSubstr("unknown device 'foo'; known are t4, "));
+}
+
+TEST(Plan, SaysWhatEncryptingCosts) {
+  auto config = wide_perceptron();
+  const auto text = [&](int64_t ranks) {
+    return plan_text(plan_of(config, config, host(4096), training_of(config), ranks), 0);
+  };
+  const auto said = HasSubstr("without encryption (parallel.tls)");
+  EXPECT_THAT(text(4), Not(said));
+  config.parallel.tls = true;
+  EXPECT_THAT(text(4), said);
+  EXPECT_THAT(text(2), Not(said));  // on one host nothing is encrypted
 }
 
 }  // namespace

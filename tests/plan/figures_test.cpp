@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "checkpoint_format/tool.h"
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::plan {
 namespace {

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "lockstep/core/error.h"
 
 namespace lockstep::plan {

@@ -6,10 +6,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint_format/tool.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/cost_model.h"
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::plan {
 namespace {

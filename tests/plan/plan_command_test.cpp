@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint_format/tool.h"
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::plan {
 namespace {

@@ -3,16 +3,17 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
 
-#include "checkpoint_format/tool.h"
 #include "lockstep/core/error.h"
 #include "support/folder.h"
 #include "support/spawn.h"
+#include "support/tool.h"
 
 namespace lockstep::plan {
 namespace {
@@ -74,11 +75,22 @@ TEST_F(Bench, TheCommandPrintsWhatNoFileIsNamedFor) {
 
 TEST_F(Bench, TheProgramOfARankRefusesWhatItDoesNotKnow) {
   const std::string program = LOCKSTEP_BINARY_DIR "/bin/lockstep-bench ";
-  for (const auto& words : {std::string("--against=nothing"), file_ + " " + file_}) {
+  for (const auto& words : {std::string("--against=nothing"), file_ + " " + file_,
+                            std::string("--help"), std::string("--against=ddp --to")}) {
     const auto wrong = test::shell(program + words);
     EXPECT_EQ(wrong.status, 2) << wrong.said;
     EXPECT_THAT(wrong.said, HasSubstr("usage: lockstep-bench"));
   }
+}
+
+TEST_F(Bench, AFileMayHaveTheNameOfAFlag) {
+  const auto folder = std::filesystem::path(file_).parent_path();
+  const auto out =
+      test::shell("cd " + folder.string() +
+                  " && " LOCKSTEP_BINARY_DIR "/bin/lockstep bench --nproc-per-node 1 --to=-m.json");
+  EXPECT_EQ(out.status, 0) << out.said;
+  EXPECT_EQ(read_machine((folder / "-m.json").string()).devices_per_node, 1);
+  std::filesystem::remove(folder / "-m.json");
 }
 
 // Beyond the limit of a file's size, as on a full disk.

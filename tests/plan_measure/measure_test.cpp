@@ -294,6 +294,47 @@ TEST(Measure, UnitsAreMeasuredOneByOne) {
   });
 }
 
+// Of three blocks the last is trained, and the head.
+TEST(Measure, FrozenUnitsHaveNoBackward) {
+  test::isolated([] {
+    auto net = net_of(2, false);
+    const auto blocks = net->recomputed(models::Recomputed::Full);
+    int64_t frozen = 0;
+    for (const auto& item : net->named_parameters()) {
+      const auto& name = item.key();
+      const bool is_trained =
+          name.find("layers.2.") != name.npos || name.find("lm_head") != name.npos;
+      item.value().set_requires_grad(is_trained);
+      if (!is_trained) frozen += item.value().numel();
+    }
+    const auto loss = [&](int64_t batch) {
+      return lockstep::call(net, torch::randint(500, {batch, 96}),
+                            torch::randint(500, {batch, 96}));
+    };
+    const auto profile = measure(*net, loss, {.batch = 4, .units = blocks, .tokens = 96});
+    ASSERT_EQ(profile.units.size(), 5) << "what is before, three blocks, and the rest";
+    EXPECT_EQ(profile.elements() - profile.trained(), frozen);
+    EXPECT_LT(profile.trained(), profile.elements() / 2);
+    const auto is_gone_through = [&](size_t block) {
+      return profile.units[1 + block].has_backward;
+    };
+    EXPECT_FALSE(is_gone_through(0));
+    EXPECT_FALSE(is_gone_through(1));
+    EXPECT_TRUE(is_gone_through(2));
+    for (const auto recomputed : {Recomputed::Nothing, Recomputed::Blocks}) {
+      std::optional<ActivationCheckpointing> again;
+      if (recomputed == Recomputed::Blocks) again.emplace(blocks);
+      const auto pass = measure_pass(
+          *net, [&] { return loss(8); }, 0);
+      const Training training = {.batch = 8, .recomputed = recomputed};
+      const auto memory = memory_of(profile, training, Strategy::Ddp, this_host(), 2);
+      EXPECT_NEAR(memory.activations / pass.kept, 1, kPeakWithin);
+      EXPECT_NEAR((memory.activations + memory.working) / pass.peak, 1, kPeakWithin);
+      EXPECT_DOUBLE_EQ(memory.optimizer, 8 * static_cast<double>(profile.trained()));
+    }
+  });
+}
+
 struct InsideImpl : torch::nn::Module {
   InsideImpl() { linear = register_module("linear", torch::nn::Linear(4, 4)); }
   at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }

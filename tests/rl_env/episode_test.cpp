@@ -16,13 +16,13 @@ namespace {
 constexpr std::string_view kCall = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
 
 struct World : Environment {
-  Scene reset(const TaskKey& key, uint64_t) override {
+  Scene reset(const TaskKey&, uint64_t) override {
     if (dies_at == "reset") throw EnvironmentError("dead");
-    return {.task = key, .policy = "p", .stop_tool = stop_tool, .history = history};
+    return {.policy = "p", .stop_tool = stop_tool, .history = history};
   }
   Message call(const ToolCall& call) override {
     if (dies_at == "call") throw EnvironmentError("dead");
-    return {.role = Role::Tool, .content = call.name, .call_id = call.id, .error = fails};
+    return {.content = call.name, .error = fails};
   }
   Reward evaluate(std::span<const Message> log, End why) override {
     if (dies_at == "evaluate") throw EnvironmentError("dead");
@@ -215,6 +215,26 @@ TEST(EpisodeTurns, ARewardIsWithinZeroAndOne) {
   EXPECT_THAT(said(1.5), testing::HasSubstr("gave a reward of 1.5"));
   EXPECT_EQ(said(0.3), "nothing");
   EXPECT_EQ(said(1.0000000000000002), "nothing");  // a sum of shares
+}
+
+// What is solved, or is imitated, has the reward 1.
+TEST(EpisodeTurns, ARewardARoundingAwayFromZeroOrOneIsThat) {
+  const auto earned = [](double most) {
+    World world;
+    world.most = most;
+    User user;
+    Episode episode(world, user);
+    episode.begin(kTask, 1);
+    episode.agent_says("Bye.");
+    return episode.reward().value;
+  };
+  double sum = 0;
+  for (int share = 0; share < 10; ++share) sum += 0.1;
+  ASSERT_LT(sum, 1);
+  EXPECT_EQ(earned(sum), 1);
+  EXPECT_EQ(earned(1 + 1e-9), 1);
+  EXPECT_EQ(earned(-1e-9), 0);
+  EXPECT_EQ(earned(0.9999), 0.9999);
 }
 
 TEST(EpisodeTurns, LimitsAreChecked) {

@@ -1,7 +1,10 @@
-// tau2's process in a child by fork(), which has one of its own when it asks.
+// tau2's process in a child by fork(), which has one of its own when it asks, and in a long job,
+// whose scheduler signals all processes.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <memory>
+#include <csignal>
+#include <filesystem>
 #include <optional>
 
 #include "lockstep/rl/tau2.h"
@@ -30,6 +33,30 @@ TEST(Tau2InAChild, LeavesItsParentsProcessAlone) {
   EXPECT_FALSE(world->call({.id = "a", .name = "f", .arguments = "{}"}).content.empty());
   EXPECT_EQ(bridge->pid(), pid);
   EXPECT_EQ(bridge->deaths(), 0);
+}
+
+// `lockstep run` passes it on to a rank's process group, of which this process is one. The rank
+// plays on, and saves.
+TEST(Tau2OfAJob, PlaysOnAfterANoticeOfPreemption) {
+  const Tau2Bridge bridge(
+      {.command = {"python3", LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"}});
+  const Tau2Domain domain("airline", bridge);
+  const auto world = domain.make();
+  world->reset({.domain = "airline", .split = "base", .id = "0"}, 0);
+  for (const int notice : {SIGTERM, SIGUSR1}) kill(static_cast<pid_t>(bridge.pid()), notice);
+  EXPECT_EQ(world->call({.id = "a", .name = "count"}).content, "1");
+  EXPECT_EQ(bridge.deaths(), 0);
+}
+
+// What it writes to stderr is kept in memory.
+TEST(Tau2OfAJob, KeepsTheEndOfWhatAProcessSays) {
+  const Tau2Bridge bridge(
+      {.command = {"python3", LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"}});
+  const Tau2Domain domain("airline", bridge);
+  const auto world = domain.make();
+  world->reset({.domain = "airline", .split = "base", .id = "0"}, 0);
+  for (int i = 0; i < 8; ++i) world->call({.id = "a", .name = "talk"});
+  EXPECT_LT(std::filesystem::file_size(fmt::format("/proc/{}/fd/2", bridge.pid())), 3 << 20);
 }
 
 }  // namespace

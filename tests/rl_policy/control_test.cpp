@@ -133,6 +133,13 @@ TEST(JointRun, IsRefusedWhereItSaysNothing) {
     o.joint_run = folder / "joint";
     o.eval_trials = 1;
     EXPECT_THAT(refusal(o), HasSubstr("/joint was measured with --eval-trials 2, this run with 1"));
+    o.eval_trials = 2;
+    o.mixed = "drop";
+    EXPECT_THAT(refusal(o),
+                HasSubstr("/joint was measured with --mixed refuse, this run with drop"));
+    o.mixed = "refuse";
+    o.parallel_calls = true;
+    EXPECT_THAT(refusal(o), HasSubstr("--parallel-calls false, this run with true"));
     o = joint(folder / "run");
     o.replay = 0.5;
     EXPECT_THAT(refusal(o), HasSubstr("--joint has no earlier domains that --replay 0.5"));

@@ -120,9 +120,12 @@ inline Left left_by(const std::string& folder) {
           contents(folder + "/trajectories.jsonl"), contents(folder + "/metrics.json")};
 }
 
-inline Left left_by_ranks(int ranks, const RunOptions& o) {
+inline Left left_by_ranks(const Ranks& ranks, const RunOptions& o) {
   spawn(ranks, [&](World& world) { rl::run_continual(world, course(), o); });
   return left_by(o.output_dir);
+}
+inline Left left_by_ranks(int ranks, const RunOptions& o) {
+  return left_by_ranks(Ranks{"auto", ranks}, o);
 }
 
 }  // namespace lockstep::test

@@ -82,5 +82,30 @@ TEST(WarmUp, OfAnotherModelIsMadeAnew) {
   });
 }
 
+// It began with the parameters that were in the cache, and what could not be read stayed there.
+TEST(WarmUp, WhoseTokenizerCannotBeReadIsMadeAsTheFirst) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto options = of_steps(2, folder / "cache");
+    const auto first = warmed_up(world, options);
+    if (world.is_main()) {
+      for (const auto& kept : std::filesystem::directory_iterator(options.cache)) {
+        std::filesystem::resize_file(kept.path() / "tokenizer.json", 100);
+      }
+    }
+    const auto again = warmed_up(world, options);
+    EXPECT_FALSE(again.cached);
+    EXPECT_EQ(again.loss, first.loss);
+    const auto expected = first.net->parameters(), made = again.net->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(made[i].equal(expected[i]));
+    const auto third = warmed_up(world, options);
+    EXPECT_TRUE(third.cached);
+    const auto kept = third.net->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(kept[i].equal(expected[i]));
+  });
+  const std::filesystem::directory_iterator all(folder / "cache");
+  EXPECT_EQ(std::distance(begin(all), end(all)), 1);
+}
+
 }  // namespace
 }  // namespace lockstep::test

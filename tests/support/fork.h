@@ -37,14 +37,14 @@ inline pid_t fork_beside_threads() {
       close(of_parent);
       free(malloc(1 << 20));          // takes the lock of large blocks
       __sanitizer_purge_allocator();  // takes all others
-      if (write(of_child, &byte, 1) != 1 || read(of_child, &byte, 1) != 1) _exit(99);
+      if (::write(of_child, &byte, 1) != 1 || ::read(of_child, &byte, 1) != 1) _exit(99);
       close(of_child);
       return 0;
     }
     close(of_child);
     pollfd answer{of_parent, POLLIN, 0};
     const bool is_over = poll(&answer, 1, 2000) == 1;
-    if (is_over && read(of_parent, &byte, 1) == 1) (void)!write(of_parent, &byte, 1);
+    if (is_over && ::read(of_parent, &byte, 1) == 1) (void)!::write(of_parent, &byte, 1);
     close(of_parent);
     if (is_over || pid < 0) return pid;
     kill(pid, SIGKILL);

@@ -317,6 +317,11 @@ def test_data_file_is_cut_inside(folder):
     check_refused(broken(folder, lambda content: gzip.compress(gzip.decompress(content)[:784 * 100], 1)), IMAGES)
 
 
+def test_only_a_near_option_is_named_for_an_unknown_one(_):
+    run(BIN / "tasks", "--hlep").expect(2, err=r"unknown option --hlep; the nearest is --help \(see --help\)$")
+    run(BIN / "tasks", "--episodes", 3).expect(2, err=r"unknown option --episodes \(see --help\)$")
+
+
 def test_batches_that_cannot_be_are_refused(_):
     launch(2, "mnist", "--batch-size", 0).expect(2, err=r"error on rank 0: --batch-size: has to be a number above 0")
     done = launch(2, "mnist", "--batch-size", 40000)

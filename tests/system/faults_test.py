@@ -243,7 +243,9 @@ def test_F13_the_cable_is_pulled(folder):
             hosts.do("cut", 2)
             # Each names one of the other host.
             there = [rf"(timed out after 3 s|failed)[^\n]*rank [{'1' if each == 1 else '23'}]"] * each
-            here = [rf"(timed out after 3 s|failed)[^\n]*rank [{'0' if each == 1 else '01'}]"] * each
+            # The store is on the other side.
+            here = [r"(timed out after 3 s|failed)[^\n]*" +
+                    (r"the ranks' store does not answer[^\n]*rank 0" if each == 1 else "rank [01]")] * each
             everybody_says(ranks, there + here, 1)
 
 
@@ -269,6 +271,17 @@ def test_F13_a_firewall_between_the_ranks_is_named_with_the_address(folder):
             assert re.search(words, "".join(said)), (action, said)
             # An error that names a peer does not add that all others are in the call, too.
             assert not any(re.search("refuses connections.*all other ranks", one) for one in said), said
+
+
+def test_F14_checkpoints_on_disks_that_hosts_do_not_share(folder):
+    path = pathlib.Path(folder) / "checkpoints"
+    path.mkdir()
+    with Hosts(folder, 2) as hosts:
+        hosts.on(2, "mount", "-t", "tmpfs", "none", path)
+        ranks = hosts.start_ranks([BUILD / "bin/resume", "--directory", path, "--steps", 2, "--save-every", 1], 1)
+        everybody_says(ranks, [r"was not saved in full:\n +rank 1: [^\n]*cannot be made: No such file or directory. "
+                               "Rank 0 has made this folder, and it is not there: give all hosts one directory"] * 2, 1)
+        assert os.listdir(path) == [".lock"], os.listdir(path)
 
 
 def test_F18_too_little_memory(_):

@@ -149,17 +149,18 @@ def test_tls_by_option(folder):
 
 def test_nothing_listens_beyond_the_hosts_own_address_and_the_token_is_nowhere(folder):
     with Hosts(folder, 2) as hosts:
-        both = [launch(hosts, host, "echo up; exec sleep 1000") for host in (1, 2)]
+        both = [launch(hosts, host, "echo up $$; exec sleep 1000") for host in (1, 2)]
         for host, launcher in enumerate(both, 1):
-            launcher.await_text("up")
+            launcher.await_text(r"up \d+")
             listening = hosts.on(host, "ss", "-Htln").split("\n")[:-1]
             # The coordinator, and rank 0's store.
             assert bool(listening) == (host == 1), listening
             for line in listening:
                 assert f" 10.77.0.{host}:" in line, line
             assert TOKEN not in hosts.on(host, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-            ranks = hosts.on(host, "sh", "-c", "for p in $(pgrep -x sleep); do tr '\\0' '\\n' < /proc/$p/environ; done")
-            assert "RANK=" in ranks and TOKEN not in ranks, ranks
+            rank = re.search(r"up (\d+)", launcher.text)[1]
+            environment = hosts.on(host, "sh", "-c", f"tr '\\0' '\\n' < /proc/{rank}/environ")
+            assert "RANK=" in environment and TOKEN not in environment, environment
         # A caught SIGTERM: 143 everywhere.
         hosts.on(1, "pkill", "-TERM", "-x", "lockstep")
         for launcher in both:

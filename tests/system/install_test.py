@@ -57,6 +57,11 @@ def expect_names_of_its_own(prefix):
         for line in run("nm", "-D", "-C", library).out.splitlines():
             assert not re.match(r"\w+ [TDBR] ", line) or "lockstep::" in line, f"{library}: {line}"
             assert "spdlog::" not in line, f"{library}: {line}"
+        # Of headers that programs use with flags of their own, nothing is shared with them.
+        for line in run("nm", "-D", library).out.splitlines():
+            assert not re.search(r" [VWu] _Z(N|NK|T.N|NK?St.*)(3fmt|8nlohmann|4YAML)", line), f"{library}: {line}"
+        dynamic = run("readelf", "-d", library).out
+        assert "libfmt" not in dynamic and "NODELETE" in dynamic, dynamic
 
 
 def test_packages_and_what_is_built_with_them(folder):
@@ -175,8 +180,18 @@ def test_flags_of_a_project_with_the_sources_in_it(folder):
         status=1, err=r"cannot\s+be\s+compiled\s+with\s+-fno-rtti")
 
 
+def test_flags_of_a_program_that_are_refused(folder):
+    program = pathlib.Path(folder) / "program.cpp"
+    for header in "core/error.h", "core/shard.h", "train/run_log.h":
+        program.write_text(f"#include <lockstep/{header}>\n")
+        for flags, said in (["-std=c++20"], ""), (["-std=c++20", "-D_GLIBCXX_ASSERTIONS"], ""), (
+                ["-std=c++20", "-D_GLIBCXX_DEBUG"], "use _GLIBCXX_ASSERTIONS"), (["-std=c++17"], r"give -std=c\+\+20"):
+            run("c++", *flags, "-fsyntax-only", f"-I{SOURCE / 'include'}", program).expect(
+                status=1 if said else 0, err=said)
+
+
 if __name__ == "__main__":
     run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first,
                test_a_project_that_finds_torch_last, test_a_project_with_another_libtorch_is_told,
                test_components, test_a_project_that_finds_torch_below, test_a_project_with_the_sources_in_it,
-               test_flags_of_a_project_with_the_sources_in_it])
+               test_flags_of_a_project_with_the_sources_in_it, test_flags_of_a_program_that_are_refused])

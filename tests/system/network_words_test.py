@@ -6,6 +6,7 @@ python3 network_words_test.py SOURCE_DIR BUILD_DIR        (as root: the hosts' n
 import pathlib
 import re
 import sys
+import time
 
 from support.hosts import Hosts
 from support.program import LIMIT_S, run_cases
@@ -55,6 +56,45 @@ def test_a_name_that_means_loopback_and_may_mean_two_addresses(folder):
                                            r"10\.77\.0\.1, 172\.17\.0\.1")
 
 
+def test_a_signal_ends_a_launcher_that_waits_for_a_name_server(folder):
+    deaf = pathlib.Path(folder) / "resolv.conf"
+    deaf.write_text("nameserver 10.77.0.99\noptions timeout:30 attempts:2\n")
+    asked = ("--rdzv-endpoint", "leader.test:29400"), ("--rdzv-endpoint", "10.77.0.1:29400", "--local-addr", "own.test")
+    for options, first, status in zip(asked, ("TERM", "INT"), (143, 130)):
+        with Hosts(f"{folder}/{first}", 1) as hosts:
+            hosts.on(1, "mount", "--bind", deaf, "/etc/resolv.conf")
+            # The question leaves, and nothing says that no host is there.
+            hosts.on(1, "ip", "neigh", "add", "10.77.0.99", "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+            launcher = hosts.launch(1, BIN / "lockstep", "run", "--nnodes", 2, *options, "true")
+            hosts.on(1, "sh", "-c", "until grep -q ':0035 ' /proc/net/udp; do sleep 0.01; done")  # it has asked
+            start = time.monotonic()
+            hosts.on(1, "pkill", f"-{first}", "-x", "lockstep")
+            launcher.expect(status)
+            assert launcher.ended_at - start < 20, f"over {launcher.ended_at - start:.1f} s after SIG{first}"
+
+
+def test_the_coordinator_is_found_again_while_no_name_server_answers(folder):
+    deaf = pathlib.Path(folder) / "resolv.conf"
+    deaf.write_text("nameserver 10.77.0.99\noptions timeout:6 attempts:1\n")
+    script = "echo here $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000"
+    with Hosts(folder, 2) as hosts:
+        hosts.on(2, "mount", "--bind", deaf, "/etc/resolv.conf")
+        hosts.on(2, "ip", "neigh", "add", "10.77.0.99", "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+        first, second = (launch(hosts, host, "--max-restarts", 1, "--verbose", "sh", "-c", script,
+                                conf="heartbeat_timeout=4,join_timeout=300,rejoin_timeout=300") for host in (1, 2))
+        for launcher in (first, second):
+            launcher.await_text("here 0")
+        names(hosts)
+        hosts.do("drop", 2, 1)
+        hosts.on(2, "sh", "-c", "until grep -q ':0035 ' /proc/net/udp; do sleep 0.01; done")  # it has asked
+        hosts.do("undrop")
+        asked = len(re.findall("connecting to the launcher", second.text))
+        for launcher in (first, second):
+            launcher.expect(0, "here 1")
+        # The first attempt since then: each took longer than an answer may.
+        assert len(re.findall("connecting to the launcher", second.text)) <= asked + 1, second
+
+
 def test_a_firewall_before_the_coordinator(folder):
     for how, what in (("drop", "no answer"), ("reject with tcp reset", "Connection refused")):
         with Hosts(folder, 2) as hosts:
@@ -63,6 +103,19 @@ def test_a_firewall_before_the_coordinator(folder):
             first.expect(1, r"1 of 2 hosts came within 1 s .*; do they reach 10\.77\.0\.1:29400 \(a firewall, ")
             second.expect(1, rf"could not reach a coordinator at host1:29400 within 1 s; tried 10\.77\.0\.1: {what} "
                              r"\(is a launcher started there, and does every firewall")
+
+
+def test_a_host_that_is_not_heard_ends_when_the_others_have(folder):
+    go = pathlib.Path(folder) / "go"
+    script = f"echo here; test $RANK = 0 || exec sleep 1000; until test -e {go}; do sleep 0.05; done; exit 42"
+    with Hosts(folder, 2) as hosts:
+        first, second = (launch(hosts, host, "sh", "-c", script, conf="heartbeat_timeout=2,join_timeout=300,"
+                                "rejoin_timeout=300,keep_alive_interval=0.2") for host in (1, 2))
+        second.await_text("here")
+        hosts.do("drop", 2, 1)
+        go.touch()
+        first.expect(42)
+        second.expect(1, "(rank 0 on host1 exited with status 42|lost the connection to the coordinator)")
 
 
 def test_a_firewall_before_the_store_is_no_long_silence(folder):

@@ -34,6 +34,13 @@ def test_mpich_starts_a_program(_):
     expect_tour(run(*MPICH, "-n", 3, BIN / "collectives"), 3)
 
 
+def test_ranks_of_mpirun_on_one_host_have_a_secret(_):
+    # Without one there is nothing to encrypt by.
+    for mpirun in (OPEN_MPI, MPICH):
+        done = run(*mpirun, "-n", 2, BIN / "collectives", LOCKSTEP_BACKEND="tcp", LOCKSTEP_TLS="1")
+        done.expect(out=r"2 ranks on 1 host, tcp with TLS, ")
+
+
 def test_mpich_starts_a_program_through_a_script(folder):
     # The ranks' parents are shells then, not mpirun's process.
     script = pathlib.Path(folder) / "wrapper"

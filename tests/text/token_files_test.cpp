@@ -49,6 +49,21 @@ TEST(TokenFiles, DocumentsComeBackWithTheirSeparatorsInFilesOfTheSize) {
   }
 }
 
+// Files are made one after the other.
+TEST(TokenFiles, ARelativeFolderStaysWhenTheProgramChangesItsWorkingDirectory) {
+  const Folder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  TokenWriter writer("tokens", {.vocabulary = 300, .shard_tokens = 1});
+  writer.add(std::vector<int32_t>{1});
+  std::filesystem::current_path(before);
+  writer.add(std::vector<int32_t>{2});
+  writer.finish();
+  const auto files = TokenFiles::open(folder / "tokens");
+  ASSERT_EQ(files.shards(), 2u);
+  EXPECT_THAT(all_of(files, 1), ElementsAre(2, 0));
+}
+
 TEST(TokenFiles, ASingleFileOfEachType) {
   const Folder folder;
   write_file(folder / "x.bin", std::string("\x01\x00\x02\x00\xff\xff\x00\x80", 8));

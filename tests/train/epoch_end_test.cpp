@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <csignal>
 #include <memory>
 #include <stdexcept>
@@ -41,12 +42,13 @@ struct Listing : train::Callback {
   }
   void on_evaluate(const RunState& state, train::Requests&) override {
     events.emplace_back("evaluate", state.step);
+    if (state.step == signal_in) raise(SIGUSR1);
   }
   void on_epoch_end(const RunState& state, train::Requests&) override {
     events.emplace_back("end " + state.stage, state.step);
   }
   Events& events;
-  int64_t signal_at = 0, stop_after = 0, evaluate_after = 0;
+  int64_t signal_at = 0, signal_in = 0, stop_after = 0, evaluate_after = 0;
 };
 
 struct Trace {
@@ -63,6 +65,9 @@ struct FailingStart {
   bool is_last = false;
   int64_t fails_at = 0;        // whose evaluation
   int64_t evaluate_after = 0;  // by request
+  int64_t evaluate_every = 0;  // steps, beside each epoch's end
+  int64_t signal_in = 0;       // whose evaluation
+  int64_t save_every = 0;      // steps, and not at the end
 };
 
 Ended started(World& world, Trace& run, const std::string& directory, const FailingStart& start) {
@@ -77,12 +82,14 @@ Ended started(World& world, Trace& run, const std::string& directory, const Fail
                       {.name = "hard", .data = samples, .epochs = 1}};
   }
   if (last == Last::OfRun && !start.is_last) options.max_steps = 16;
-  options.evaluation = {.data = held_out, .every_epochs = 1};
+  options.evaluation = {.data = held_out, .every_epochs = 1, .every_steps = start.evaluate_every};
   options.learning_rate = train::on_plateau(
       {.better = train::Better::Higher, .factor = 0.5, .patience = 0, .threshold = 1e6});
-  options.saving = {.directory = directory};
+  options.saving = {
+      .directory = directory, .every_steps = start.save_every, .at_end = start.save_every == 0};
   const auto listing = std::make_shared<Listing>(run.events);
   listing->signal_at = start.signal_at;
+  listing->signal_in = start.signal_in;
   listing->evaluate_after = start.evaluate_after;
   if (last == Last::OfAStop) listing->stop_after = 16;
   options.callbacks = {listing};
@@ -139,6 +146,38 @@ TEST(EpochEnd, ComesWhereTheRunResumesAfterAnEvaluationThatFailed) {
   }
 }
 
+// One that a signal leaves, and that is started twice more.
+void expect_as_undisturbed(const FailingStart& undisturbed, const FailingStart& left) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    Trace calm, rough;
+    EXPECT_EQ(started(world, calm, folder / "calm", undisturbed), Ended::Finished);
+    EXPECT_EQ(started(world, rough, folder / "rough", left), Ended::Preempted);
+    for (int start = 0; start < 2; ++start) {
+      EXPECT_EQ(started(world, rough, folder / "rough", undisturbed), Ended::Finished);
+      EXPECT_EQ(rough, calm);
+    }
+  });
+}
+
+// The run that resumes has nothing else to save.
+TEST(EpochEnd, ComesOnceAfterASignalInTheEvaluationOfTheLastStep) {
+  const FailingStart undisturbed{.last = Last::OfRun, .is_last = true, .evaluate_every = 8};
+  FailingStart left = undisturbed;
+  left.signal_in = 24;
+  expect_as_undisturbed(undisturbed, left);
+}
+
+// It came at each further start.
+TEST(EpochEnd, ComesOnceInARunThatDoesNotSaveAtItsEnd) {
+  for (const bool in_evaluation : {false, true}) {
+    const FailingStart undisturbed{.last = Last::OfRun, .is_last = true, .save_every = 8};
+    FailingStart left = undisturbed;
+    (in_evaluation ? left.signal_in : left.signal_at) = 24;
+    expect_as_undisturbed(undisturbed, left);
+  }
+}
+
 // Which nothing but the callback's request makes.
 TEST(EpochEnd, ARequestedEvaluationThatFailedIsMadeWhereTheRunResumes) {
   const Folder folder;
@@ -151,6 +190,28 @@ TEST(EpochEnd, ARequestedEvaluationThatFailedIsMadeWhereTheRunResumes) {
     EXPECT_EQ(message_of([&] { started(world, rough, folder / "rough", failing); }), "broken");
     EXPECT_EQ(started(world, rough, folder / "rough", asked), Ended::Finished);
     EXPECT_EQ(rough, calm);
+  });
+}
+
+struct Late : train::Callback {
+  void on_step_begin(const RunState&) override {
+    using Clock = std::chrono::steady_clock;
+    for (const auto until = Clock::now() + std::chrono::milliseconds(1); Clock::now() < until;) {
+    }
+  }
+};
+
+// It was one that the time limit had ended, which is started again for the rest.
+TEST(EpochEnd, OfTheLastEpochFinishesARunThatIsAtItsTimeLimit) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(10);  // one step
+    auto options = test::train_options({});
+    options.epochs = 1;
+    options.max_time = std::chrono::milliseconds(1);
+    options.callbacks = {std::make_shared<Late>()};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    EXPECT_EQ(trainer.run().ended, Ended::Finished);
   });
 }
 

@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "lockstep/data/token_dataset.h"
 #include "lockstep/models/pretrained.h"

@@ -42,9 +42,12 @@ inline data::TensorDataset train_samples(int64_t count, uint64_t seed = 5) {
 // All parameters and buffers as one vector of float64.
 inline at::Tensor flat(const torch::nn::Module& module) {
   std::vector<at::Tensor> all;
-  for (const auto& tensor : module.parameters())
-    all.push_back(tensor.detach().to(at::kDouble).flatten());
-  for (const auto& tensor : module.buffers()) all.push_back(tensor.to(at::kDouble).flatten());
+  const auto add = [&](const at::Tensor& tensor) {
+    const auto reals = tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
+    all.push_back(reals.to(at::kDouble).flatten());
+  };
+  for (const auto& tensor : module.parameters()) add(tensor);
+  for (const auto& tensor : module.buffers()) add(tensor);
   return torch::cat(all);
 }
 

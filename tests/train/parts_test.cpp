@@ -166,6 +166,114 @@ TEST(Parts, RunningStatisticsOfAllModelsAreAlikeAfterEachStep) {
   }
 }
 
+// Those of the second model seemed to be in eval() before the evaluation, and stayed so.
+TEST(Parts, ModulesThatModelsHaveInCommonTrainAfterAnEvaluation) {
+  spawn(1, [](World& world) {
+    nn::Dropout dropout(0.5), frozen(0.5);
+    frozen->eval();
+    nn::Sequential first(nn::Linear(6, 3), dropout, frozen),
+        second(nn::Linear(6, 3), dropout, frozen);
+    const auto samples = test::train_samples(20);
+    const auto loss_of = [](nn::Sequential& net) {
+      return [&net](const Batch& batch) {
+        return nn::functional::cross_entropy(net->forward(batch.data), batch.target);
+      };
+    };
+    train::Trainer trainer(
+        world, {{.name = "first", .model = first}, {.name = "second", .model = second}},
+        [&](train::Step& step) {
+          step.update("first", loss_of(first));
+          step.update("second", loss_of(second));
+        },
+        samples,
+        {.epochs = 1,
+         .loader = {.batch_size = 5},
+         .evaluation = {
+             .data = samples, .measure = [&](const Batch& batch) {
+               EXPECT_FALSE(dropout->is_training());
+               return std::map<std::string, double>{{"loss", loss_of(first)(batch).item<double>()}};
+             }}});
+    trainer.run();
+    EXPECT_TRUE(dropout->is_training());
+    EXPECT_TRUE(first->is_training() && second->is_training());
+    EXPECT_FALSE(frozen->is_training());
+  });
+}
+
+// The running mean of a BatchNorm that two models have, after a training with averaged weights.
+at::Tensor mean_of_common_norm(World& world, bool evaluates) {
+  torch::manual_seed(3);
+  const nn::BatchNorm1d norm(nn::BatchNormOptions(3).affine(false));
+  nn::Sequential first(nn::Linear(6, 3), norm), second(nn::Linear(6, 3), norm);
+  const auto samples = test::train_samples(20);
+  const auto loss_of = [](nn::Sequential& net) {
+    return [&net](const Batch& batch) {
+      return nn::functional::cross_entropy(net->forward(batch.data), batch.target);
+    };
+  };
+  train::TrainerOptions options{.epochs = 2, .loader = {.batch_size = 5}};
+  options.weight_average = {.decay = 0.5};
+  if (evaluates) {
+    options.evaluation = {
+        .data = samples, .measure = [&](const Batch& batch) {
+          return std::map<std::string, double>{{"loss", loss_of(first)(batch).item<double>()}};
+        }};
+  }
+  train::Trainer trainer(
+      world, {{.name = "first", .model = first}, {.name = "second", .model = second}},
+      [&](train::Step& step) {
+        step.update("first", loss_of(first));
+        step.update("second", loss_of(second));
+      },
+      samples, options);
+  trainer.run();
+  return norm->running_mean.clone();
+}
+
+TEST(Parts, BuffersThatModelsHaveInCommonAreNotLeftAveraged) {
+  spawn(1, [](World& world) {
+    EXPECT_TRUE(mean_of_common_norm(world, true).equal(mean_of_common_norm(world, false)));
+  });
+}
+
+// Has two modules, and changes nothing.
+struct Both : nn::Module {
+  Both(const std::shared_ptr<nn::Module>& first, const std::shared_ptr<nn::Module>& second) {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+
+// A module comes once in the list of all, after the first of those that have it.
+TEST(Parts, AModuleThatAFrozenOneHasTooTrainsAfterAnEvaluation) {
+  spawn(1, [](World& world) {
+    nn::Dropout shared(0.5), frozen(0.5);
+    const auto inner = std::make_shared<Both>(shared.ptr(), frozen.ptr());
+    const auto other = std::make_shared<Both>(nn::Tanh().ptr(), inner);
+    nn::Sequential net(nn::Linear(6, 3), inner, other);
+    other->eval();
+    shared->train();
+    const auto samples = test::train_samples(20);
+    train::Trainer trainer(
+        world, net,
+        [&](const Batch& batch) {
+          return nn::functional::cross_entropy(net->forward(batch.data), batch.target);
+        },
+        samples,
+        {.optimizer = train::sgd({.lr = 0.1}),
+         .epochs = 1,
+         .loader = {.batch_size = 5},
+         .evaluation = {.data = samples, .measure = [&](const Batch&) {
+                          EXPECT_FALSE(net->is_training() || shared->is_training());
+                          return std::map<std::string, double>{{"loss", 1.0}};
+                        }}});
+    trainer.run();
+    EXPECT_TRUE(net->is_training() && shared->is_training());
+    EXPECT_FALSE(other->is_training() || inner->is_training() || frozen->is_training());
+  });
+}
+
 // What a Trainer with these options says.
 std::string refusal(World& world, const std::function<void(train::TrainerOptions&)>& change) {
   TrainNet net;
@@ -210,6 +318,70 @@ TEST(Options, ThatDoNotGoTogetherAreRefusedOnAllRanks) {
       o.optimizer = train::optimizer<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1));
     });
     expect("accumulation = 0", [](Options& o) { o.accumulation = 0; });
+  });
+}
+
+// Better::Lower is the default: of accuracies it kept the worst.
+TEST(Options, ThatTakeTheLowerAccuracyAsBetterAreWarnedOf) {
+  spawn(1, [](World& world) {
+    const auto warnings = [&](const std::string& metric, train::Better better) {
+      ::testing::internal::CaptureStderr();
+      const auto text = refusal(world, [&](train::TrainerOptions& options) {
+        static const auto held_out = test::train_samples(10);
+        options.evaluation = {.data = held_out};
+        options.early_stopping = train::EarlyStopping{.metric = metric, .better = better};
+        options.learning_rate = train::on_plateau({.better = better}, metric);
+      });
+      EXPECT_EQ(text, "nothing");
+      return ::testing::internal::GetCapturedStderr();
+    };
+    const auto text = warnings("accuracy", train::Better::Lower);
+    EXPECT_THAT(text, HasSubstr("early stopping takes the lower accuracy as the better one"));
+    EXPECT_THAT(text, HasSubstr("the schedule takes the lower accuracy"));
+    EXPECT_THAT(warnings("top_3_accuracy", train::Better::Lower), HasSubstr("Better::Higher"));
+    for (const std::string metric : {"loss", "mine"}) {
+      EXPECT_EQ(warnings(metric, train::Better::Lower), "") << metric;
+    }
+    EXPECT_EQ(warnings("accuracy", train::Better::Higher), "");
+  });
+}
+
+// Mixed precision leaves float64 as it is: the run was as slow as without, and said nothing.
+TEST(Options, MixedPrecisionOfAModelInFloat64IsWarnedOf) {
+  spawn(1, [](World& world) {
+    const auto warnings = [&](at::ScalarType dtype, train::Precision precision) {
+      const data::TensorDataset samples = test::train_samples(10);
+      test::TrainNet net;
+      net->to(dtype);
+      ::testing::internal::CaptureStderr();
+      const train::Trainer trainer(
+          world, net, train::cross_entropy(),
+          data::TensorDataset(samples.data().to(dtype), samples.target()),
+          {.epochs = 1, .loader = {.batch_size = 5}, .precision = precision});
+      return ::testing::internal::GetCapturedStderr();
+    };
+    EXPECT_THAT(warnings(at::kDouble, train::Precision::BFloat16),
+                HasSubstr("precision bfloat16 has no effect: all parameters are float64"));
+    EXPECT_THAT(warnings(at::kDouble, train::Precision::Float16),
+                HasSubstr("precision float16 has no effect"));
+    EXPECT_EQ(warnings(at::kDouble, train::Precision::Full), "");
+    EXPECT_EQ(warnings(at::kFloat, train::Precision::BFloat16), "");
+  });
+}
+
+// The other ranks waited for it.
+TEST(Options, ThatOneRankAloneHasWrongAreRefusedOnAllRanks) {
+  spawn(2, [](World& world) {
+    const std::string text = refusal(world, [&](train::TrainerOptions& options) {
+      if (world.rank() == 1) options.max_grad_norm = -1;
+    });
+    EXPECT_THAT(text, HasSubstr("max_grad_norm = -1"));
+    EXPECT_THAT(text, HasSubstr(world.rank() == 0 ? "[train] rank 1: " : "[train]"));
+    EXPECT_THAT(refusal(world,
+                        [&](train::TrainerOptions& options) {
+                          options.saving = {.directory = "run", .async = world.rank() == 0};
+                        }),
+                HasSubstr("rank 1 has saving.async = false"));
   });
 }
 

@@ -158,6 +158,31 @@ TEST(Requests, OfAStepsEndHappenAfterTheNextStepWhateverThatStepHasBesides) {
   });
 }
 
+// There is no next step, and nothing else saves it.
+TEST(Requests, OfTheLastStepSaveIt) {
+  struct AsksToSave : train::Callback {
+    void on_step_end(const RunState& state, train::Requests& requests) override {
+      if (state.step == 4 && state.rank == 1) requests.save();
+    }
+  };
+  const Folder folder;
+  for (const int64_t resumed_at : {-1, 4}) {
+    spawn(2, [&](World& world) {
+      TrainNet net;
+      auto options = test::train_options({});
+      options.epochs = 1;
+      options.saving = {.directory = folder / "run", .at_end = false};
+      options.callbacks = {std::make_shared<AsksToSave>()};
+      const auto samples = test::train_samples(40);
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      const RunState state = trainer.run().state;
+      EXPECT_EQ(state.step, 4);
+      EXPECT_EQ(state.resumed_at, resumed_at);
+    });
+    EXPECT_EQ(checkpoint::list_checkpoints(folder / "run").checkpoints.size(), 1u);
+  }
+}
+
 TEST(Requests, AStopThatASignalHasHiddenEndsTheNextRunOnly) {
   const Folder folder;
   const train::Saving saving{.directory = folder / "run"};

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -30,6 +31,14 @@ struct Start {
   std::string from = {};
   int64_t breaks_after = 0;  // step; 0: it does not
   train::Resume resume = train::Resume::Latest;
+  bool saves_when_asked = false;  // as after step 3, and not otherwise
+  bool reads_only = false;        // as a user who may not write
+};
+
+struct AsksForOne : train::Callback {
+  void on_step_end(const train::RunState& state, train::Requests& requests) override {
+    if (state.step == 3) requests.save();
+  }
 };
 
 class RestartedJob : public testing::TestWithParam<int64_t> {
@@ -39,6 +48,9 @@ class RestartedJob : public testing::TestWithParam<int64_t> {
     spawn(2, [&](World& world) {
       setenv("LOCKSTEP_JOB_ID", start.job.c_str(), 1);
       setenv("TORCHELASTIC_RESTART_COUNT", start.restarts, 1);
+      if (start.reads_only && geteuid() == 0) {
+        ASSERT_EQ(seteuid(65534), 0);
+      }
       seed_everything(1, world);
       TrainNet net;
       const auto samples = test::train_samples(120);
@@ -51,6 +63,11 @@ class RestartedJob : public testing::TestWithParam<int64_t> {
                         .resume_from = start.from};
       options.callbacks = {
           std::make_shared<AtStep>(start.breaks_after, [] { throw std::runtime_error("broken"); })};
+      if (start.saves_when_asked) {
+        options.saving.every_steps = 0;
+        options.saving.at_end = false;
+        options.callbacks.push_back(std::make_shared<AsksForOne>());
+      }
       train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
       EXPECT_EQ(message_of([&] { trainer.run(); }) == "nothing", start.breaks_after == 0);
       EXPECT_EQ(trainer.state().resumed_at, at);
@@ -82,11 +99,50 @@ TEST_P(RestartedJob, HasNothingOfAnEarlierOneOfItsName) {
   expect_resumed({.job = "a", .restarts = "1", .from = saved(4), .breaks_after = 5}, 4);
 }
 
+// It took the earlier job's checkpoint of step 6 for its own.
+TEST_P(RestartedJob, HasNothingOfAnEarlierOneBeforeACallbackSaves) {
+  expect_resumed({.job = "a", .breaks_after = 7}, -1);
+  Start start{.job = "a", .from = saved(4), .breaks_after = 5};
+  start.saves_when_asked = true;
+  expect_resumed(start, 4);
+  start.restarts = "1";
+  expect_resumed(start, 4);
+}
+
+// It threw, since it could not remove the name of the earlier one.
+TEST_P(RestartedJob, MayOnlyReadWhatAnEarlierOneOfItsNameHasSaved) {
+  expect_resumed({.job = "a", .breaks_after = 7}, -1);
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms(0755));
+  std::filesystem::permissions(run_, std::filesystem::perms(0555));
+  Start start{.job = "a", .from = saved(4)};
+  start.saves_when_asked = start.reads_only = true;
+  expect_resumed(start, 4);
+  std::filesystem::permissions(run_, std::filesystem::perms(0755));
+}
+
+// A run that may never save: job a works there.
+TEST_P(RestartedJob, GoesOnBesideOneThatOnlyBeganWithItsCheckpoint) {
+  expect_resumed({.job = "a", .breaks_after = 7}, -1);
+  Start other{.job = "b", .from = saved(4), .breaks_after = 5};
+  other.saves_when_asked = true;
+  expect_resumed(other, 4);
+  expect_resumed({.job = "a", .restarts = "1", .breaks_after = 9}, 6);
+}
+
 TEST_P(RestartedJob, GoesOnWhereAFirstStartHadToBeANewRun) {
   using train::Resume;
   expect_resumed({.job = "a", .breaks_after = 1, .resume = Resume::Never}, -1);
   expect_resumed({.job = "a", .restarts = "1", .breaks_after = 7, .resume = Resume::Never}, -1);
   expect_resumed({.job = "a", .restarts = "2", .resume = Resume::Never}, 6);
+}
+
+// It was refused, as another run's.
+TEST_P(RestartedJob, GoesOnWithWhatOnlyACallbackHasSaved) {
+  Start start{.job = "a", .breaks_after = 6, .resume = train::Resume::Never};
+  start.saves_when_asked = true;
+  expect_resumed(start, -1);
+  start.restarts = "1";
+  expect_resumed(start, 4);
 }
 
 TEST_P(RestartedJob, OfACheckpointThatIsNotThereIsToldSo) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -388,6 +389,37 @@ TEST(Resuming, StagesGoOnWhereTheyWere) {
   for (const int64_t stop : {7, 11}) {  // on_step_end comes before the checkpoint of the step
     spawn(2, run("rough" + std::to_string(stop), stop), {.doomed = {0, 1}});
     EXPECT_EQ(result_of(ranks, run("rough" + std::to_string(stop), -1)), expected) << stop;
+  }
+}
+
+// The steps of a stage that is shorter now were taken from those of the next one.
+TEST(Stages, AStageThatIsShorterWhereTheRunResumesLeavesTheNextOneItsSteps) {
+  const Folder folder;
+  struct Rates : train::Callback {
+    void on_step_end(const RunState& state, train::Requests&) override {
+      lowest = std::min(lowest, state.learning_rate);
+    }
+    double lowest = 1;
+  };
+  for (const int64_t first : {8, 4}) {
+    spawn(1, [&](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(30);
+      const auto rates = std::make_shared<Rates>();
+      auto options = test::train_options({{"sgd"}});
+      options.epochs = 0;
+      options.learning_rate = train::linear_decay();
+      options.stages = {{.name = "first", .data = samples, .steps = first},
+                        {.name = "second", .data = samples, .steps = 8}};
+      options.max_steps = first == 8 ? 7 : 0;
+      options.saving = {.directory = folder / "run"};
+      options.callbacks = {rates};
+      train::Trainer trainer(world, net, train::cross_entropy(), {}, options);
+      const RunState state = trainer.run().state;
+      EXPECT_EQ(state.step, first == 8 ? 7 : 15);
+      EXPECT_EQ(state.steps, state.step);
+      EXPECT_GT(rates->lowest, 0);
+    });
   }
 }
 

@@ -169,5 +169,30 @@ TEST(Run, WhatWouldHaveNoEffectIsRefused) {
   });
 }
 
+TEST(Run, ATableIsScaledByItsTrainingPart) {
+  const Folder folder;
+  std::string rows = "a,b,kind\n";
+  for (int i = 0; i < 40; ++i) {
+    rows += std::to_string(i % 7) + "," + std::to_string(1000 * (i % 5)) + "," +
+            (i % 7 > 3 ? "large" : "small") + "\n";
+  }
+  test::write(folder / "table.csv", rows);
+  auto config = small_run(folder / "ddp");
+  config.data.kind = "csv";
+  config.data.path = folder / "table.csv";
+  config.data.csv.classification = true;
+  config.data.csv.scaling = "standard";
+  config.training.epochs = 8;
+  config.training.metrics = {"accuracy"};
+  const std::string text = printed(2, config);
+  EXPECT_THAT(text, HasSubstr("linear: 6 parameters; csv: 32 samples, evaluated on 8"));
+  const auto result = json::parse(contents(folder / "ddp/result.json"));
+  EXPECT_GE(result["metrics"]["accuracy"].get<double>(), 0.7);
+  config.parallel.strategy = "fsdp";
+  config.logging.output_dir = folder / "fsdp";
+  printed(2, config);
+  EXPECT_EQ(json::parse(contents(folder / "fsdp/result.json"))["metrics"], result["metrics"]);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -6,10 +6,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "lockstep/models/pretrained.h"
-#include "lockstep/train/config_texts.h"
 #include "lockstep/train/run.h"
 #include "support/folder.h"
 #include "support/spawn.h"

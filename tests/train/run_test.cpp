@@ -7,7 +7,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -164,27 +163,6 @@ TEST(Run, CurriculumStagesComeBeforeAllData) {
   // 40 of 80 samples twice, then all of them.
   EXPECT_THAT(text, AllOf(HasSubstr("40 steps;"), HasSubstr("stage 1  epoch 2/2  step 20/40"),
                           HasSubstr("stage all  epoch 1/1  step 40/40")));
-}
-
-TEST(Run, ATableIsScaledByItsTrainingPart) {
-  const Folder folder;
-  std::string rows = "a,b,kind\n";
-  for (int i = 0; i < 40; ++i) {
-    rows += std::to_string(i % 7) + "," + std::to_string(1000 * (i % 5)) + "," +
-            (i % 7 > 3 ? "large" : "small") + "\n";
-  }
-  test::write(folder / "table.csv", rows);
-  auto config = small_run(folder / "run");
-  config.data.kind = "csv";
-  config.data.path = folder / "table.csv";
-  config.data.csv.classification = true;
-  config.data.csv.scaling = "standard";
-  config.training.epochs = 8;
-  config.training.metrics = {"accuracy"};
-  const std::string text = printed(2, config);
-  EXPECT_THAT(text, HasSubstr("linear: 6 parameters; csv: 32 samples, evaluated on 8"));
-  const auto result = json::parse(contents(folder / "run/result.json"));
-  EXPECT_GE(result["metrics"]["accuracy"].get<double>(), 0.7);
 }
 
 TEST(Run, AFailureIsInItsResult) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -254,6 +255,81 @@ TEST(Thrown, AnUpdateWithinAnUpdateIsRefused) {
         samples, train_options({}));
     EXPECT_THAT(message_of<ConfigError>([&] { trainer.run(); }),
                 HasSubstr("update() of part 'other' within the loss of another update()"));
+  });
+}
+
+// The others waited for this rank's part of the gradients.
+TEST(Thrown, AnErrorOfTheLibrarysKindsInTheBackwardOfOneRankEndsAllRanks) {
+  for (const bool is_divided : {false, true}) {
+    spawn(2, [is_divided](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(60);
+      auto options = train_options({});
+      if (is_divided) options.fsdp = FsdpOptions{};
+      int calls = 0;
+      train::Trainer trainer(
+          world, net,
+          [&](const Batch& batch) {
+            const at::Tensor out = call(net, batch.data);
+            if (++calls == 3 && world.rank() == 1) {
+              out.register_hook([](const at::Tensor&) { throw DataError("[mine] a bad sample"); });
+            }
+            return torch::nn::functional::cross_entropy(out, batch.target);
+          },
+          samples, options);
+      const auto text = message_of([&] { trainer.run(); });
+      EXPECT_THAT(
+          text, HasSubstr(world.rank() == 1 ? "[mine] a bad sample"
+                                            : "rank 1 ended the training in step 3: [mine] a bad"));
+    });
+  }
+}
+
+// The first rank to find it told the others that it had ended.
+TEST(Thrown, ModelsThatDifferAreTheSameErrorOnAllRanks) {
+  for (int run = 0; run < 10; ++run) {
+    spawn(4, [](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(80);
+      auto options = train_options({});
+      options.ddp.check_same_every = 1;
+      options.callbacks = {std::make_shared<test::AtStep>(2, [&] {
+        const torch::NoGradGuard no_grad;
+        if (world.rank() == 2) net->last->bias.add_(1);
+      })};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      EXPECT_THAT(
+          message_of<ConfigError>([&] { trainer.run(); }),
+          HasSubstr("rank 2 differs from rank 0 (4 ranks), first in parameter 'last.bias'"));
+    });
+  }
+}
+
+// Rank 2, which is not in that group, waited for the others until they ended.
+TEST(Thrown, AnErrorOfAnotherGroupEndsAllRanks) {
+  spawn(3, [](World& world) {
+    const Group group = world.group().split(world.rank() < 2 ? 0 : 1);
+    struct Mismatch : Callback {
+      explicit Mismatch(const Group& of) : group(of) {}
+      void on_step_end(const RunState& state, train::Requests&) override {
+        if (state.step != 2 || group.size() == 1) return;
+        at::Tensor sum = at::zeros({group.rank() + 1});
+        group.all_reduce(sum).wait();
+      }
+      const Group group;
+    };
+    TrainNet net;
+    const auto samples = test::train_samples(90);
+    auto options = train_options({});
+    options.callbacks = {std::make_shared<Mismatch>(group)};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    const auto text = message_of<CommError>([&] { trainer.run(); });
+    EXPECT_THAT(text, HasSubstr("all_reduce"));
+    EXPECT_THAT(text, HasSubstr(world.rank() == 2 ? " ended the training after step 2: "
+                                                  : "the ranks disagree"));
+    // The end of rank 0, which serves the store, would tell rank 2, too.
+    if (world.rank() == 2) world.store().set("told", "yes");
+    if (world.rank() == 0) world.store().wait({"told"}, std::chrono::seconds(30));
   });
 }
 

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <string>
 
-#include "checkpoint_format/tool.h"
 #include "lockstep/train/config.h"
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::train {
 namespace {

@@ -59,6 +59,16 @@ TEST(Extensions, OfOtherKindsDoNotCount) {
               HasSubstr("model.depth belongs to model.kind my_net, and model.kind is mlp"));
 }
 
+// Of "val_loss" the highest was the best.
+TEST(Extensions, AMetricWhoseNameEndsWithLossIsBetterTheLowerItIs) {
+  for (const char* name : {"loss", "val_loss", "word_error", "mse", "perplexity"}) {
+    EXPECT_TRUE(is_better_lower(name)) << name;
+  }
+  for (const char* name : {"accuracy", "loss_reduction", "error_free", "f1", ""}) {
+    EXPECT_FALSE(is_better_lower(name)) << name;
+  }
+}
+
 TEST(Extensions, ThatMeetOthersAreRefused) {
   const auto refused = [](const ConfigExtensions& extensions) {
     return test::message_of<ConfigError>([&] { parse_config("", "run.yaml", {}, extensions); });

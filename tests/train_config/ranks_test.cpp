@@ -2,30 +2,24 @@
 // lockstep-trainer, which they execute beside themselves.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "support/folder.h"
+#include "support/tool.h"
 
 namespace lockstep::train {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::Outcome;
 using testing::HasSubstr;
 using testing::Not;
-
-struct Outcome {
-  int status = -1;
-  std::string said;  // stdout and stderr
-};
 
 class Ranks : public testing::Test {
  protected:
@@ -47,16 +41,7 @@ class Ranks : public testing::Test {
     return shell("bash command.sh");
   }
   Outcome shell(const std::string& words) const {
-    const std::string command = fmt::format("cd {} && {} 2>&1", folder_.path(), words);
-    FILE* pipe = popen(command.c_str(), "r");
-    Outcome outcome;
-    std::array<char, 4096> piece{};
-    while (const size_t count = fread(piece.data(), 1, piece.size(), pipe)) {
-      outcome.said.append(piece.data(), count);
-    }
-    const int status = pclose(pipe);
-    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return outcome;
+    return test::shell(fmt::format("cd {} && {}", folder_.path(), words));
   }
 
   const test::Folder folder_{test::Folder::On::Disk};

@@ -12,7 +12,6 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,6 +129,31 @@ TEST_F(Monitor, TheMeanLossIsOfAllStepsAndRanksByTheirSamples) {
     monitor.step({});
     monitor.step({});
     EXPECT_FALSE(monitor.last().mean_loss);
+  });
+}
+
+// Rank 0 has no batch any more, as under a Join.
+TEST_F(Monitor, ARankWithoutSamplesDoesNotMakeOthersCountEqually) {
+  spawn(3, [&](World& world) {
+    RunMonitor monitor(world, {.every_steps = 1, .warnings = kUntimed});
+    const std::vector<StepFigures> figures{
+        {}, {.loss = 2.0, .samples = 30}, {.loss = 4.0, .samples = 10}};
+    monitor.step(figures[static_cast<size_t>(world.rank())]);
+    EXPECT_DOUBLE_EQ(*monitor.last().loss, 2.5);
+    EXPECT_DOUBLE_EQ(*monitor.last().mean_loss, 2.5);
+  });
+}
+
+TEST_F(Monitor, ALossThatIsSkippedIsInNoMean) {
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world, {.every_steps = 2, .warnings = kUntimed});
+    const double bad = world.rank() == 0 ? std::nan("") : 2.0;
+    monitor.step({.loss = bad, .samples = 1, .is_skipped = true});
+    monitor.step({.loss = 3.0, .samples = 1, .is_skipped = true});
+    EXPECT_DOUBLE_EQ(*monitor.last().mean_loss, (2.0 + 3.0 + 3.0) / 3);
+    monitor.step({.loss = 1.0, .samples = 1});
+    monitor.step({.loss = bad, .samples = 1});
+    EXPECT_TRUE(std::isnan(*monitor.last().mean_loss));
   });
 }
 

@@ -35,6 +35,20 @@ TEST(Progress, TheLossIsTheMeanOfTheSamplesNotOfTheSteps) {
   EXPECT_THAT(out.str(), HasSubstr("100 %  loss 7.000  "));
 }
 
+TEST(Progress, ALossThatWasSkippedIsNotInTheMean) {
+  std::ostringstream out;
+  Progress progress(out, {.every_steps = 3});
+  Requests requests;
+  RunState state{.steps = 6, .step_samples = 2};
+  progress.on_train_begin(state);
+  for (const double loss : {2.0, std::nan(""), 4.0}) {
+    ++state.step;
+    state.loss = loss;
+    progress.on_step_end(state, requests);
+  }
+  EXPECT_THAT(out.str(), HasSubstr("  loss 3.000  "));
+}
+
 TEST(Progress, WhatIsLeftHasTheEvaluationsAndCheckpointsSeenSoFar) {
   std::ostringstream out;
   Progress progress(out, {.every_steps = 1});

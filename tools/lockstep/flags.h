@@ -2,8 +2,6 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cctype>
 #include <initializer_list>
 #include <memory>
 #include <string>

@@ -80,26 +80,46 @@ std::string explained(const CLI::App& program, std::string what,
   return what.find("--help") != what.npos ? what : fmt::format("{} ({} --help)", what, line);
 }
 
-// The first word is not a command: what was meant?
+// Words that are no commands here but have a meaning elsewhere, and what to write for them; "" for
+// others. `rest`: what follows the word.
+std::string meant_by(const std::string& word, const std::vector<std::string>& rest) {
+  if (word == "launch" || word == "start") {
+    return fmt::format("; what starts ranks is run; write: lockstep run {}",
+                       rest.empty() ? "PROGRAM" : fmt::format("{}", fmt::join(rest, " ")));
+  }
+  if (word == "version") return "; write: lockstep --version";
+  if (word == "checkpoint" || word == "checkpoints") {
+    return "; of checkpoints there are inspect, verify, merge, export and diff (lockstep --help)";
+  }
+  return "";
+}
+
+// The first word is not a command: what was meant? `asks_help`: it followed the word help.
 [[noreturn]] void refuse_command(const tool::RunCommand& command,
-                                 const std::vector<std::string>& words) {
+                                 const std::vector<std::string>& words, bool asks_help) {
   const std::string& first = words.front();
   const std::string line = fmt::format("lockstep run {}", fmt::join(words, " "));
+  const std::string meant = meant_by(first, {words.begin() + 1, words.end()});
+  if (!meant.empty()) {
+    throw ConfigError(fmt::format("unknown command '{}'{}", first, meant));
+  }
   if (first.starts_with('-') && command.knows(first)) {
     throw ConfigError(fmt::format("{} is a flag of the command run; write: {}", first, line));
   }
   if (first.starts_with('-')) {
     throw ConfigError(fmt::format("unknown flag {} (lockstep --help, lockstep run --help)", first));
   }
-  if (first.find('/') != first.npos) {
+  if (first.find('/') != first.npos && !asks_help) {
     throw ConfigError(fmt::format("'{}' is not a command; to start it, write: {}", first, line));
   }
-  throw ConfigError(fmt::format(
-      "unknown command '{}'{}; to start a program, write: {}", first,
-      hint_of(first,
-              {"run", "train", "sweep", "tokenize", "config", "doctor", "help", "inspect", "verify",
-               "merge", "export", "diff", "report", "top", "plan", "simulate", "bench"}),
-      line));
+  const std::string hint = hint_of(
+      first, {"run", "train", "sweep", "tokenize", "config", "doctor", "help", "inspect", "verify",
+              "merge", "export", "diff", "report", "top", "plan", "simulate", "bench"});
+  if (asks_help) {
+    throw ConfigError(fmt::format("unknown command '{}'{} (lockstep --help)", first, hint));
+  }
+  throw ConfigError(
+      fmt::format("unknown command '{}'{}; to start a program, write: {}", first, hint, line));
 }
 
 // The status that says that something went wrong: diff's 1 means that there are differences.
@@ -139,7 +159,8 @@ int run(std::vector<std::string> words) {
   tool::BenchCommand bench(program);
   tool::SimulateCommand simulate(program);
   if (words.empty()) words = {"--help"};
-  if (words.front() == "help") {
+  const bool asks_help = words.front() == "help";
+  if (asks_help) {
     words.erase(words.begin());
     words.emplace_back("--help");
   }
@@ -160,7 +181,7 @@ int run(std::vector<std::string> words) {
              words.front() != "sweep" && words.front() != "tokenize" &&
              !tool::CheckpointFlags::is_command(words.front()) && words.front() != "-h" &&
              words.front() != "--help" && words.front() != "--version") {
-    refuse_command(command, words);
+    refuse_command(command, words, asks_help);
   }
   if (words.front() == "config") tool::ConfigCommands::check_words(words);
   // CLI11 takes the next word for the value of "--name=", even when it is another flag.

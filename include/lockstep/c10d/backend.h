@@ -25,7 +25,7 @@ namespace lockstep::c10d_backend {
 // what these have started; so the ranks' order does not depend on when callbacks run. An error
 // reaches who waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call.
 // After a DistBackendError of a collective the group has failed, and further calls throw at once.
-// shutdown() finishes for its timeout what others wait for, and messages that nobody receives for
+// shutdown() finishes for its timeout what others wait for, and messages that no rank receives for
 // about a second. Blocks as comm::join_group() does, and throws what it throws, as c10d's errors.
 c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d::Store>& store,
                                                  const comm::Membership& me,

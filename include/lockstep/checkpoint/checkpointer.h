@@ -24,7 +24,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/directory.h"
@@ -40,17 +39,18 @@ struct CheckpointerOptions {
   // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
   // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores, a replay
   // buffer. The name that an object is tracked under stands for all of its tensors, and a pattern
-  // that is a name itself matches that name, brackets or not. Numbers, bools and texts are the same
-  // on all ranks: keep such a one in a tensor. The first save() warns of a pattern without a
-  // tensor. Each rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than
-  // saved it, rank r gets that of r modulo their number. The same on all ranks. (save() refuses
-  // other tensors that differ between ranks, as far as it sees it: it compares up to 256 elements
-  // of each, and on a device none.)
+  // that is a name itself matches that name, brackets or not. Numbers, bools and texts have to be
+  // the same on all ranks: keep one that differs in a tensor. The first save() warns of a pattern
+  // without a tensor. Each rank's is saved, as NAME/rank-R, and goes back to that rank; with more
+  // ranks than saved it, rank r gets that of r modulo their number. The same on all ranks. (save()
+  // refuses other tensors that differ between ranks, as far as it sees it: it compares up to 256
+  // elements of each, and on a device none.)
   std::vector<std::string> each_rank = {};
   Retention retention = {};
   // save() copies this rank's share into memory of its own, which it keeps for the next time, and
-  // returns; a thread of low priority writes it. Otherwise save() returns when the checkpoint is
-  // published.
+  // returns; a thread of low priority writes it. Where the process may have no further thread,
+  // save() writes it, and the next call throws what failed, too. Without `async` save() returns
+  // when the checkpoint is published.
   bool async = false;
   // How long ranks wait for each other while files are written or read.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -89,7 +89,7 @@ class Checkpointer {
  public:
   // A relative `directory` stays that of the working directory in which this was made. Nothing is
   // made or locked before the first save(). Throws ConfigError for options that are out of their
-  // range.
+  // range, and for a group with Python ranks.
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
   // Waits for what its thread is writing, and logs an error when that failed. Call finish() before,
   // which throws it.

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::checkpoint {
 
 // |a - b| up to absolute + relative * |b| is not a difference.

@@ -50,9 +50,9 @@ void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
 // Writes a folder as Hugging Face's libraries do: model.safetensors, or, when that would be larger
 // than a shard may be, model-00001-of-00003.safetensors ... and model.safetensors.index.json. A
 // tensor that is larger has a shard of its own. Makes the folder; the index (or the only file)
-// comes last. With Existing::Replace, an earlier one stays whole until all files of this one are
-// written (which takes room for both), can then be read by nobody until they have its place, and
-// leaves none behind. One at a time: it removes what an earlier one has left that was killed.
+// comes last. With Existing::Replace, an earlier folder stays whole until all files of this one are
+// written (which takes room for both); then it cannot be read until they have taken its place, and
+// none of its files is left. One process at a time: it removes what one that was killed has left.
 void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
                   const FolderOptions& options, Existing existing,
                   FileSystem& files = system_files());

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::checkpoint {
 
 // Each function is the system call of its name: -1 (map: MAP_FAILED) and errno when it fails. Tests

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::checkpoint {
 
 // Refers to a torch::nn::Module, or to what holds one (std::shared_ptr, a class that TORCH_MODULE

@@ -2,13 +2,20 @@
 // them.
 #pragma once
 
+#include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <cmath>
+#include <concepts>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 
+#include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/module_ref.h"
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/data/loader.h"
@@ -78,6 +85,65 @@ std::shared_ptr<Stateful> stateful_values(
     Check check_;
   };
   return std::make_shared<Numbers>(std::move(get), std::move(set), std::move(check));
+}
+
+// Private to the library.
+template <class T>
+concept OtherNumber = std::same_as<T, float> ||
+    (std::integral<T>&& std::same_as<T, std::remove_cv_t<T>> && !std::same_as<T, bool> &&
+     !std::same_as<T, int64_t>);
+
+// Private to the library.
+template <OtherNumber T>
+class TrackedNumber : public Stateful {
+ public:
+  // `number` must stay where it is, and outlive this.
+  explicit TrackedNumber(T& number) : number_(number) {}
+  State state(const Names&) const override {
+    if (!fits<As>(number_)) refuse(number_, "an int64_t, as which it is saved");
+    return {.values = {{"value", static_cast<As>(number_)}}};
+  }
+  // Whether the variable's own value could be saved is not asked.
+  State destination(const Saved& saved, const Names&) override {
+    State state{.values = {{"value", As{}}}};
+    if (!saved.has_like(state.values)) return state;
+    const auto there = value_of<As>(saved.values, "value");
+    if (!fits<T>(there)) refuse(there, "the type of the variable that is tracked");
+    return state;
+  }
+  void restored(const State& state) override {
+    number_ = static_cast<T>(value_of<As>(state.values, "value"));
+  }
+
+ private:
+  using As = std::conditional_t<std::integral<T>, int64_t, double>;
+  // Of the same range, as std::in_range() takes no char.
+  template <class Any>
+  using Whole =
+      std::conditional_t<std::is_signed_v<Any>, std::make_signed_t<Any>, std::make_unsigned_t<Any>>;
+
+  template <class To, class From>
+  static bool fits(From number) {
+    if constexpr (std::integral<From>) {
+      return std::in_range<Whole<To>>(static_cast<Whole<From>>(number));
+    } else {
+      return !std::isfinite(number) || std::abs(number) <= std::numeric_limits<To>::max();
+    }
+  }
+  template <class From>
+  [[noreturn]] static void refuse(From number, const char* type) {
+    throw CheckpointError(c10::str("[checkpoint] ", +number, " does not fit into ", type));
+  }
+
+  T& number_;
+};
+
+// Other whole numbers (int, size_t, char), saved as an int64_t is, and float, saved as a double: a
+// variable may change its type between two runs. Throws CheckpointError where the number does not
+// fit: when it is saved, or, before anything is restored, a saved one.
+template <OtherNumber T>
+std::shared_ptr<Stateful> stateful(T& value) {
+  return std::make_shared<TrackedNumber<T>>(value);
 }
 
 }  // namespace lockstep::checkpoint

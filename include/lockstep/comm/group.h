@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lockstep/comm/work.h"
+#include "lockstep/core/compiler.h"
 
 namespace lockstep::comm {
 
@@ -92,14 +93,14 @@ struct SendRecv {
 // the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls: at once
 // over shm, over tcp as soon as data of the other call arrives, over gloo, nccl and cuda_ipc after
 // one to two seconds, over host-then-net like shm or tcp where the calls meet in one of them, else
-// after one to three seconds (but for a broadcast's root about which only the hosts do not agree:
-// each host gets its own root's data, perhaps without an error). In a call in which nothing moves,
-// as of tensors without elements, a rank does not wait for the others: over tcp its next call
-// throws once data of another call has arrived in its place (where the others only receive, they
-// wait until the deadline), over host-then-net the same, or at once within a host; over gloo the
-// others wait until the deadline. After any CommError the group has failed: further calls throw
-// CommError at once, which quotes the first. Wrong arguments on this rank alone throw ConfigError
-// and leave the group as it was.
+// after one to three seconds. (An exception: where the ranks of each host agree on a broadcast's
+// root, and the hosts do not, each host gets its own root's data, perhaps without an error.) In a
+// call in which nothing moves, such as one with tensors without elements, a rank does not wait for
+// the others: over tcp its next call throws once data of another call has arrived in its place
+// (where the others only receive, they wait until the deadline), over host-then-net the same, or at
+// once within a host; over gloo the others wait until the deadline. After any CommError the group
+// has failed: further calls throw CommError at once, which quotes the first. Wrong arguments on
+// this rank alone throw ConfigError and leave the group as it was.
 //
 // Collectives, send() and recv() are asynchronous: they start the operation and return its Work,
 // and the tensors may be used again when wait() has returned. These block: the _bytes calls,
@@ -113,9 +114,9 @@ struct SendRecv {
 // the current stream wait, not the caller; failures are thrown by the next call or wait(). So only
 // a barrier(), or reading a result, shows that everything before it has succeeded.
 //
-// CUDA graphs: over cuda_ipc, where kernels wait, a current stream that captures captures the call,
-// too, and each launch is one, of all ranks alike, with the captured timeout; wait() belongs to the
-// captured part. Elsewhere such a call throws ConfigError (docs/groups.md).
+// CUDA graphs: over cuda_ipc, where kernels wait, a current stream that captures also captures the
+// call; each launch of the graph is such a call, which all ranks make, with the captured timeout.
+// wait() belongs to the captured part. Elsewhere such a call throws ConfigError (docs/groups.md).
 //
 // Aliasing: an output may share memory neither with another output of the call nor with itself (as
 // expanded tensors and overlapping windows do); such calls are refused, except that a list which is

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::comm {
 
 // Text by key, the same for all ranks of a job: as torch.distributed's Store. A value handle:

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <iosfwd>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "lockstep/comm/group.h"
@@ -75,8 +74,10 @@ class World {
   // ConfigError for variables that are missing or contradict each other, or when there are fewer
   // GPUs than ranks on a host; CommError when ranks do not come within the deadline or disagree on
   // the world's size. In a world of several the process ignores SIGPIPE from then on, unless it has
-  // a handler: a lost peer is an error, and does not end this process. A standard stream that was
-  // closed when the program started is open on /dev/null from then on, also after solo().
+  // a handler: a lost peer is an error, and does not end this process. In any world the soft limit
+  // of open descriptors (`ulimit -n`) becomes the hard one, 524,288 at most, also for programs that
+  // this process starts from then on. A standard stream that was closed when the program started
+  // is open on /dev/null from then on, also after solo().
   static World from_env(WorldOptions options = {});
 
   // A world of one rank, regardless of the environment.

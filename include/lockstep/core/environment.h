@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep {
 
 // The variable's text; nothing when it is unset or empty.

@@ -3,6 +3,8 @@
 
 #include <stdexcept>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep {
 
 // A message says what was tried, on which rank, with which values, and what to do about it.

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep {
 
 // A fixed-point number wide enough for every finite double and 2^63 of them (Kulisch, "Computer

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::flight {
 
 // Whose fault an error is.

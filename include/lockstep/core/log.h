@@ -4,6 +4,8 @@
 
 #include <string_view>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::log {
 
 // From the finest to the coarsest.

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep {
 
 // A rank, the size of its job, and where rank 0's store is.

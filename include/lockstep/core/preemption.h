@@ -6,6 +6,8 @@
 #include <map>
 #include <optional>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep {
 
 // The exit status of a program that has saved and wants to be started again: EX_TEMPFAIL of

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep {
 
 // A half-open range of indices.

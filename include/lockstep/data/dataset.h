@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::data {
 
 // Samples stacked along dimension 0: n x ... of data, n x ... of target.

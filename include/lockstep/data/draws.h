@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::data {
 
 // For a Dataset that draws random numbers for its samples itself, inside get_batch(): from this

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::data {
 
 // What a file holds.

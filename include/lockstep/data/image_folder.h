@@ -53,8 +53,8 @@ struct ImageFolderOptions {
 // torchvision does.
 class ImageFolder : public Dataset {
  public:
-  // Lists the files. Throws DataError when the folder, a sub-folder or an image is missing, and
-  // ConfigError for impossible options.
+  // Lists the files; a relative folder is one of the working directory of now. Throws DataError
+  // when the folder, a sub-folder or an image is missing, and ConfigError for impossible options.
   explicit ImageFolder(const std::filesystem::path& folder, const ImageFolderOptions& options = {});
 
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }
@@ -63,7 +63,7 @@ class ImageFolder : public Dataset {
 
   // Names of sub-folders, by class.
   const std::vector<std::string>& classes() const { return options_.classes; }
-  // The file of a sample.
+  // The file of a sample: its whole path.
   const std::filesystem::path& file(int64_t sample) const;
   // The class of each sample, without reading it.
   const std::vector<int64_t>& labels() const { return labels_; }

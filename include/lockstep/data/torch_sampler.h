@@ -52,7 +52,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   //   }
   //
   // The data loader has to hand batches out in their order: with
-  // DataLoaderOptions::enforce_ordering(false) and workers nobody knows which ones the loop has
+  // DataLoaderOptions::enforce_ordering(false) and workers it is not known which ones the loop has
   // had, and a run that resumes repeats some samples and leaves others out. With its
   // drop_last(true) the rest that makes no full batch still belongs to the epoch: a run that
   // resumes after the last batch goes on with that rest, which is no batch, and then with the next

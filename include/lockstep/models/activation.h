@@ -5,6 +5,8 @@
 
 #include <string_view>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::models {
 
 // The activations of torch::nn, with their defaults: GELU is the exact one, LeakyRelu's slope is

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::models {
 
 // Options of cross_entropy().

@@ -59,7 +59,8 @@ struct DialogueOptions {
 // Holds the dialogues to their ends. They proceed in turns: all messages of a turn are written
 // together, then all answers are read together. Dialogues that begin with the same tokens and one
 // after another, such as those of a group, have that computed once. Without gradients, in
-// evaluation mode, which is put back.
+// evaluation mode, which is put back. Dialogues and `check` are called with the model in it, and
+// with gradients and InferenceMode as hold_dialogues() was called.
 //
 // Kernels may round differently for other batches, so the last bits of the probabilities, and a
 // token in a million, depend on which dialogues are given together and on `rows`; on nothing else

@@ -5,6 +5,8 @@
 
 #include <memory>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::models {
 
 // A torch::nn::ModuleHolder, as TORCH_MODULE makes them, that also takes designated initialisers:

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::models {
 
 // Memory for all tokens is allocated at the beginning; each sequence has its own number of tokens.
@@ -38,7 +40,8 @@ class KvCache {
   void set_lengths(std::vector<int64_t> lengths);
 
   // Only these sequences, in this order; one may come several times, such as a prompt that several
-  // answers begin with.
+  // answers begin with. Throws ConfigError, and changes nothing, for none and for one that is not
+  // there.
   void keep(const std::vector<int64_t>& sequences);
 
   // The positions of the next `count` tokens, sequences x count; 1 x count when all sequences have

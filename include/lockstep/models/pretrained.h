@@ -32,7 +32,8 @@ Transformer load_transformer(const std::string& folder, const LoadTransformerOpt
 // Options of save_transformer().
 struct SaveTransformerOptions {
   int64_t max_shard_bytes = 5'000'000'000;
-  // Tokens that end a text, for generation_config.json, which is written where there are any.
+  // Tokens that end a text, for generation_config.json, which is written where there are any, and
+  // else removed.
   std::vector<int32_t> stop = {};
 };
 

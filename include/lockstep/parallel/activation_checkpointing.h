@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // While it lives, modules that are called through lockstep::call() keep their tensor arguments

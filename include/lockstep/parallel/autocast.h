@@ -13,6 +13,8 @@
 
 #include <string>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // bfloat16 where the hardware multiplies it natively (AVX512_BF16 or AMX, Armv8.6 BF16; CUDA from

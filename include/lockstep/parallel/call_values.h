@@ -23,6 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel::detail {
 
 using Tensors = std::vector<at::Tensor>;

@@ -73,13 +73,13 @@ struct DdpOptions {
   // After this many passes all ranks compare their parameters and buffers, as check_same() does,
   // and the state that include_in_check() adds; 0: once, the parameters, at the end of the first
   // pass. backward() throws ConfigError on all ranks when they differ, which names the ranks and
-  // the first parameter. What Ddp leaves alone
-  // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
-  // within a Join, those for which some rank has no batch are not counted. The same on all ranks.
-  // The order of samples (SamplerOptions::seed) is compared when a new one begins, also with 0.
-  // Parameters that each rank perturbs for its own backward() and then puts back (m-SAM, noise on
-  // weights) differ then: give a number beyond the run's passes, and call check_same() after steps.
-  // It reads all parameters on one thread, 22 GB a second.
+  // the first parameter. What Ddp leaves alone (`ignore`, Buffers::None) is not compared. Passes
+  // that do not communicate (LocalSgd) and, within a Join, those for which some rank has no batch
+  // are not counted. The same on all ranks. The order of samples (SamplerOptions::seed) is compared
+  // when a new one begins, also with 0. Parameters that each rank perturbs for its own backward()
+  // and then puts back (m-SAM, noise on weights) differ then: give a number beyond the run's
+  // passes, and call check_same() after steps. It reads all parameters on one thread, 22 GB a
+  // second.
   int64_t check_same_every = 0;
   // A step's batch is cut into this many lanes, and the result is the same bits for every number of
   // ranks up to that (lockstep/parallel/lanes.h). Every backward() is then within a loop over
@@ -128,35 +128,34 @@ class [[nodiscard]] Hold {
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. One backward() may reach several models, also on
-// groups that differ, and ranks may add their losses in any order. (But for the first one that two
-// models of a group reach together after passes apart: with losses in another order on a rank it is
-// a CommError. On GPUs NCCL needs one order of its communicators: add losses of models on several
-// groups in the same order there.) A Ddp and an
-// Fsdp that one backward() reaches need a group each. A rank whose loss reaches no parameter does
-// not average with the others, whose deadline then passes with an error that names it. A backward()
+// groups that differ, and ranks may add their losses in any order. (An exception is the first
+// backward() that reaches two models of a group together after separate passes: losses that one
+// rank adds in another order are a CommError there. On GPUs NCCL needs one order of its
+// communicators: add losses of models on several groups in the same order there.) A Ddp and an Fsdp
+// that one backward() reaches need a group each. A rank whose loss reaches no parameter does not
+// average with the others, whose deadline then passes with an error that names it. A backward()
 // inside another (re-entrant checkpointing) belongs to the outer one.
 //
 // Gradients are aliases of the buckets. One that is kept after it was cleared (kept = p.grad();
-// zero_grad()) keeps its values, as in one process; views and detach() of it the next backward
-// overwrites: clone those.
-// They carry no history: after backward(create_graph = true) they cannot be differentiated;
-// torch::autograd::grad() is not affected. A gradient that was replaced is copied in; one of
-// another dtype, size or device is refused. optimizer.zero_grad() is fine, with set_to_none and
-// without. Hooks on tensors run before the gradient is averaged, post-accumulate hooks too. A
-// parameter may receive one gradient in a backward (activation checkpointing that reaches it twice
-// is refused).
+// zero_grad()) keeps its values, as in one process; the next backward overwrites views of it and
+// what detach() of it returned: clone those. Gradients carry no history: after
+// backward(create_graph = true) they cannot be differentiated; torch::autograd::grad() is not
+// affected. A gradient that was replaced is copied in; one of another dtype, size or device is
+// refused. optimizer.zero_grad() is fine, with set_to_none and without. Hooks on tensors run before
+// the gradient is averaged, post-accumulate hooks too. A parameter may receive one gradient in a
+// backward (activation checkpointing that reaches it twice is refused).
 //
 // While Ddp is attached, values may change freely: torch::load() of the module or any part of it is
 // fine, and so is freezing parameters on all ranks, between steps; where one rank alone has frozen
 // a parameter that another computes a gradient of, the next backward() throws ConfigError on all,
-// and so it does where all have frozen it after a backward() under hold() that some of them alone
-// reached it in. A buffer may be replaced by one of the same sizes, dtype and device, as by
+// and so it does where all have frozen it after a backward() under hold() in which only some of
+// them reached it. A buffer may be replaced by one of the same sizes, dtype and device, as by
 // forward() of a scripted module that assigns to it. Other changes need refresh(): parameters that
 // were unfrozen, added or replaced (replace_module), a module converted by to(dtype) or to(device).
-// Until then backward() throws. Of a change after which no parameter that it knows gets a gradient
-// it learns in zero_grad() only.
+// Until then backward() throws. A change after which none of the parameters that it knows gets a
+// gradient is found by zero_grad() only.
 //
-// With lanes, Ddp attaches in a group of one, too, and gradients are averages over lanes: undefined
+// With lanes, Ddp also attaches in a group of one, and gradients are averages over lanes: undefined
 // within a step, and set when the last lane's backward() returns. What was in them before the step
 // counts as a part of every lane's. Each rank keeps up to log2 of its lanes copies of the
 // gradients. Under hold() a lane may run several backward(), of which the last is outside of it.
@@ -204,7 +203,8 @@ class Ddp : public Joinable {
   // Several may exist at once; accumulation ends when the last one is destroyed.
   [[nodiscard]] Hold hold();
 
-  // Buffers become rank 0's (or averages), with one small collective when no rank has changed any.
+  // Buffers become rank 0's, also under Buffers::None, or averages, with one small collective when
+  // no rank has changed any.
   // Every rank calls it, outside of backward().
   void sync_buffers();
 

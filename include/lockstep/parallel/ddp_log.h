@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // One bucket in one pass, on this rank's steady clock.

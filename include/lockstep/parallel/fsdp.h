@@ -172,13 +172,13 @@ struct FsdpShard {
 // the shards when the next backward() begins, or in clip_grad_norm_(); an optimizer's step() before
 // that still sees it. An optimizer of any class that treats every element by itself is given
 // parameters(); its state is sharded in the same way. Shards may be written, in place, after a
-// backward(), after a forward under no_grad, or after reshard().
+// backward() that averages, after a forward under no_grad, or after reshard().
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
 // writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over
-// when the gradients of its inputs, of its parameters, and of whatever else its forward used are
-// known; where backward() does not come to all of them, at its end. The root unit's have memory to
-// the end. unshard() gives all their memory for a while.
+// when the gradients of its inputs, of its parameters, and of all else that its forward used are
+// known; where backward() does not reach all of them, at the end of backward(). The root unit's
+// parameters have memory to the end. unshard() gives all their memory for a while.
 //
 // Tied parameters are one tensor that is registered under several names. Two tensors in the same
 // memory, as set_data() makes them, would be taken apart and are refused, also if one of them is a
@@ -266,7 +266,8 @@ class Fsdp {
   // Whether all parameters have their memory by unshard().
   bool is_unsharded() const;
 
-  // Buffers become rank 0's (or averages). Every rank calls it, outside of backward().
+  // Buffers become rank 0's, also under Buffers::None, or averages. Every rank calls it, outside of
+  // backward().
   void sync_buffers();
   // Whether the ranks have one copy of the parameters.
   bool shares_memory() const;

@@ -5,6 +5,8 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // Drop-in for torch::optim::Adam. Bits are those of Python's Adam(fused=True) on one thread and a

@@ -3,6 +3,8 @@
 
 #include <torch/optim/sgd.h>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // Drop-in for torch::optim::SGD, with momentum, Nesterov's too, dampening and weight decay. Bits

@@ -51,9 +51,11 @@ class CastHook : public CommHook {
 
 // Options of PowerSgd.
 struct PowerSgdOptions {
-  int64_t rank = 1;              // of the approximation
-  int64_t start_iteration = 10;  // passes before it are averaged exactly
-  bool warm_start = true;        // the next pass starts from this one's factors
+  int64_t rank = 1;  // of the approximation
+  // Passes before it are averaged exactly. One in which no rank had a batch (the last of a Join)
+  // does not count.
+  int64_t start_iteration = 10;
+  bool warm_start = true;  // the next pass starts from this one's factors
   bool error_feedback = true;
   // A gradient is compressed only where that divides its bytes by this at least.
   double least_compression = 2;
@@ -83,6 +85,7 @@ class PowerSgd : public CommHook {
   struct Factors;
   PowerSgdOptions options_;
   int64_t iteration_ = 0;
+  size_t gradients_ = 0;  // of the pass
   std::shared_ptr<HookState> kept_;
   int64_t bytes_ = 0;
 };
@@ -120,7 +123,8 @@ class TopK : public CommHook {
 
 // Options of LocalSgd.
 struct LocalSgdOptions {
-  int64_t start_iteration = 100;  // passes before it are averaged over all ranks
+  // Passes before it are averaged over all ranks; they count as those of PowerSgdOptions.
+  int64_t start_iteration = 100;
   // The ranks that average gradients from then on, for example those of one host; with a group of
   // one none are averaged.
   Group subgroup = Group();
@@ -136,6 +140,7 @@ class LocalSgd : public CommHook {
 
   std::string_view name() const override { return "local_sgd"; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
+  void end_pass(const std::vector<std::string>& unused) override;
   bool communicates() const override { return iteration_ < options_.start_iteration; }
   std::optional<Group> subgroup() const override { return options_.subgroup; }
   // "iteration".
@@ -148,6 +153,7 @@ class LocalSgd : public CommHook {
  private:
   LocalSgdOptions options_;
   int64_t iteration_ = 0;
+  size_t gradients_ = 0;  // of the pass
   int64_t bytes_ = 0;
 };
 

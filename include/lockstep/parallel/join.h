@@ -5,6 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // What the sum of gradients is divided by while some ranks have no batches left.

@@ -6,6 +6,8 @@
 #include <functional>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // A learning rate from a parameter group's own one (`base`) and the number of steps taken; and a

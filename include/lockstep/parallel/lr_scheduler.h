@@ -3,7 +3,6 @@
 
 #include <torch/optim/optimizer.h>
 
-#include <limits>
 #include <vector>
 
 #include "lockstep/comm/group.h"

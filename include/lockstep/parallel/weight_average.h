@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::parallel {
 
 // How a WeightAverage averages. The same on all ranks.

@@ -21,6 +21,10 @@ struct ZeroOptions {
   // Where all ranks share a memory (the CPUs of one host) there is one copy of the parameters for
   // all of them, and nothing is sent after an update. Then no rank may write to a parameter between
   // two steps but one, between two collectives of all: p.mul_(0.5) on two ranks is p.mul_(0.25).
+  // Where several have, as in sharpness-aware minimisation (SAM), the next step() throws, but for
+  // what this library writes on all: what is read of checkpoints and other files, and what a Ddp
+  // gives all ranks. What a collective or an Averager writes there counts as written by each of its
+  // ranks. Writes by data() cannot be seen, because they count no version.
   // WeightAverage::apply() may be called on all, or on some.
   bool share_parameters = false;
 };
@@ -79,8 +83,9 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // before; its loss is returned. Throws CommError, also when the ranks' options differ, or when
   // one rank alone gave parameters other memory. Throws ConfigError, before anything changed, for a
   // sparse gradient, for parameters added to the groups since construction, for what was put into
-  // state(), and on all ranks when gradients differ of parameters that belong to no Ddp, while
-  // others do: those that DdpOptions::ignore names, unless the program averages them.
+  // state(), and on all ranks when several have written to a shared parameter since the last step,
+  // and when gradients differ of parameters that belong to no Ddp, while others do: those that
+  // DdpOptions::ignore names, unless the program averages them.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Elements whose state this rank holds.

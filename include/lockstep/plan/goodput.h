@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::plan {
 
 // Failures come at random, independent of each other and of time. All in seconds, above 0.

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::plan {
 
 // One device, as its vendor's data sheet has it: dense rates, without sparsity.

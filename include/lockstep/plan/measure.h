@@ -38,9 +38,9 @@ struct MeasureOptions {
 };
 
 // The profile of a module: parameters, arithmetic and memory of each unit, from two runs of
-// different batches, so that what grows with the batch is told from what does not. `loss(batch)`
-// returns the loss of this many samples. Throws ConfigError for a batch below 1, and for a unit
-// that is not one of the module's, is within another or is not called.
+// different batches, so that what grows with the batch can be told from what does not.
+// `loss(batch)` returns the loss of this many samples. Throws ConfigError for a batch below 1, and
+// for a unit that is not one of the module's, is within another or is not called.
 //
 //   const auto profile = plan::measure(*net, [&](int64_t n) { return loss_of(net, draw(n)); });
 //   const auto plan = plan::make_plan(profile, {.batch = 32}, machine, {.ranks = 8});

@@ -21,7 +21,8 @@ enum class Recomputed { Nothing, Cheap, Blocks };
 // the batch; the others are not.
 struct ProfileUnit {
   std::string name;
-  std::vector<int64_t> parameters;  // elements of each, in order of registration
+  std::vector<int64_t> parameters;  // elements of each that is trained, in order of registration
+  int64_t frozen = 0;               // elements of those that are not: they have no gradients
   double flops = 0;                 // of a sample's forward
   double kept = 0;                  // bytes of a sample that backward needs
   double input = 0;                 // of it what is kept when the unit is recomputed
@@ -33,9 +34,16 @@ struct ProfileUnit {
   double fixed_kept = 0;       // bytes that backward needs, of any batch
   double fixed_transient = 0;  // bytes while it works, of any batch
   bool is_block = false;       // one of many of the same kind: it can be recomputed, and is a unit
+  // false: it is frozen, and so is all that its input is made by: no gradients go through it.
+  bool has_backward = true;
 
-  // The elements of all its parameters.
-  int64_t elements() const;
+  // The elements of its parameters, frozen or not.
+  int64_t elements() const { return trained() + frozen; }
+  // Those that have gradients and an optimizer's state.
+  int64_t trained() const;
+  // How often backward computes what forward does: the gradients of inputs, and of the weights
+  // that are trained.
+  double backward_passes() const;
 };
 
 // A whole model.
@@ -51,6 +59,8 @@ struct ModelProfile {
 
   // The elements of all units' parameters.
   int64_t elements() const;
+  // Of those that are trained.
+  int64_t trained() const;
   double forward_flops() const;  // of a sample
 };
 

@@ -57,6 +57,7 @@ struct Training {
   Feedback feedback = Feedback::None;
   // Memory is counted by it, and time as on the device.
   Shards shards = Shards::Device;
+  bool encrypts = false;     // what goes over the network; its time is not counted
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   // Seconds of a step on one rank, which computes all lanes, when it was measured; 0: estimate.

@@ -76,12 +76,12 @@ class Environment {
  public:
   virtual ~Environment() = default;
 
-  // Begins a task. The same key and seed give the same world on every rank and machine. Throws
-  // ConfigError for a key that the domain does not have.
+  // Begins a task. The same key and seed give the same world on every rank and machine. An Episode
+  // sets Scene::task. Throws ConfigError for a key that the domain does not have.
   virtual Scene reset(const TaskKey& key, uint64_t seed) = 0;
 
-  // The tool's message. What is wrong with a call is its content, and `error` is set; such a call
-  // changes nothing.
+  // The tool's message, of which an Episode reads content and error alone. What is wrong with a
+  // call is its content, and `error` is set; such a call changes nothing.
   virtual Message call(const ToolCall& call) = 0;
 
   // What the episode earned that ended so. `log`: all messages after Scene::history.

@@ -62,8 +62,9 @@ class Episode {
   // End::None while it continues.
   End why() const { return why_; }
 
-  // What it earned; asks the environment once. Throws Error before the end, ConfigError for a value
-  // outside [0, 1]; one that is not finite costs the episode, as an environment that dies.
+  // What it earned; asks the environment once. A value that a rounding away is 0 or 1 is that.
+  // Throws Error before the end, ConfigError for a value outside [0, 1]; one that is not finite
+  // costs the episode, as an environment that dies.
   const Reward& reward();
 
   // What the task began with.
@@ -80,11 +81,12 @@ class Episode {
  private:
   std::vector<Message> respond(std::string_view text);
   std::vector<Message> call_tools(std::vector<ToolCall> calls);
+  const Message& answer_to(const ToolCall& call);
   std::vector<Message> malformed(std::string_view text, const std::string& fault);
   std::vector<Message> user_speaks();
   void fail(const EnvironmentError& error);
   void check_finite() const;
-  void check_range() const;
+  void check_range();
 
   Environment* environment_;
   UserSimulator* user_;

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::rl {
 
 // Who speaks.

@@ -24,8 +24,8 @@ namespace lockstep::rl {
 struct AgentText {
   // Everything before the agent's first message, up to where it begins.
   std::function<std::string(const Scene& scene, std::span<const Message> seen)> prompt;
-  // What stands between the <|im_end|> of a message of the agent and the begin of its next one; not
-  // empty.
+  // What stands between the <|im_end|> of a message of the agent and the beginning of its next one;
+  // not empty.
   std::function<std::string(std::span<const Message> seen)> answer;
 };
 

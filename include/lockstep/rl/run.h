@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lockstep/comm/world.h"
+#include "lockstep/core/preemption.h"
 #include "lockstep/rl/learner.h"
 #include "lockstep/rl/model_user.h"
 #include "lockstep/rl/rollout.h"
@@ -121,9 +122,9 @@ struct RunOptions {
 // Without a model, and with one: the guides' values.
 RunOptions tiny_preset();
 RunOptions model_preset();
-// Without a model, of fewer than 32 tasks nobody learns: the run is to show that it works, in
-// seconds. Shortens its warm-up to 50 steps and its stages to 3 iterations; what `origins` names
-// stays.
+// Without a model, and with fewer than 32 tasks, which are too few to learn from: the run is to
+// show in seconds that it works. Shortens its warm-up to 50 steps and its stages to 3 iterations;
+// what `origins` names stays.
 void shorten_trial(RunOptions& options);
 // Gives the agent the messages that embedded tasks of this difficulty may need, embedded_limits(),
 // unless `origins` names max-turns.
@@ -184,9 +185,12 @@ struct RunResult {
   std::vector<std::vector<double>> matrix() const;
 };
 
-// Every rank calls it. Writes output_dir (docs/three_domain.md has the files). Throws ConfigError
-// for what is impossible, among others a directory that holds another run, and Error for a
-// checkpoint or results that could not be written.
-RunResult run_continual(const comm::World& world, const Course& course, const RunOptions& options);
+// Every rank calls it. Writes output_dir (docs/three_domain.md has the files). A signal of
+// `notice`, one that the program has made before World::from_env(), ends it at the next token,
+// warm-up step or unit of work, saved but for a warm-up; without one the run has one of its own.
+// Throws ConfigError for what is impossible, among others a directory that holds another run, and
+// Error for a checkpoint or results that could not be written.
+RunResult run_continual(const comm::World& world, const Course& course, const RunOptions& options,
+                        const PreemptionNotice* notice = nullptr);
 
 }  // namespace lockstep::rl

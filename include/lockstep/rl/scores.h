@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::rl {
 
 // A 95 % confidence interval.

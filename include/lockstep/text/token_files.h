@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::text {
 
 // How a token is stored, in little-endian order.
@@ -30,9 +32,10 @@ struct TokenWriterOptions {
 // Writes a folder of token files. tokens.json comes last: without it there is no folder of tokens.
 class TokenWriter {
  public:
-  // Makes the folder. Throws ConfigError for a separator outside the vocabulary or a folder that
-  // has a tokens.json, DataError when it cannot be made.
-  TokenWriter(std::string folder, const TokenWriterOptions& options);
+  // Makes the folder; a relative one is of the working directory of now. Throws ConfigError for a
+  // separator outside the vocabulary or a folder that has a tokens.json, DataError when it cannot
+  // be made.
+  TokenWriter(const std::string& folder, const TokenWriterOptions& options);
   ~TokenWriter();
   TokenWriter(const TokenWriter&) = delete;
   TokenWriter& operator=(const TokenWriter&) = delete;

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::text {
 
 // A token that stands in the text as it is: "<|im_end|>". Words have it, too, where a

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::text {
 
 // The text with U+FFFD in the place of each byte that is not UTF-8, as a model that has not learnt

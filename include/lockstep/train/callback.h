@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::train {
 
 // Where the training stands. Numbers of steps, epochs and samples count on over restarts; all but
@@ -52,8 +54,8 @@ struct RunState {
 };
 
 // What a callback may ask for. On which rank does not matter: it happens on all of them. Asked for
-// in on_step_end() it happens after the next step, in which the ranks agree on it; otherwise
-// at once.
+// in on_step_end() it happens after the next step, in which the ranks agree on it (in that of the
+// last step, a save at the end of the run); otherwise at once.
 class Requests {
  public:
   // The run ends as if its last step were made: evaluated, saved.

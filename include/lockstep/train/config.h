@@ -28,6 +28,8 @@ struct OptimizerConfig {
   // How the rate grows with the number of ranks: none, linear (x ranks) or sqrt (x sqrt(ranks)).
   std::string lr_scaling = "none";
   double weight_decay = 0;
+  // Of all parameters, or of those with two or more dimensions: all, matrices.
+  std::string weight_decay_of = "all";
   double momentum = 0;                            // sgd
   bool nesterov = false;                          // sgd
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // adam, adamw
@@ -60,7 +62,7 @@ struct CurriculumStage {
 // training.early_stopping.
 struct EarlyStoppingConfig {
   std::string metric = {};    // "loss", "accuracy", ...: of the evaluation; empty: off
-  std::string mode = "auto";  // min, max, auto (min for loss, error and perplexity, otherwise max)
+  std::string mode = "auto";  // min, max, auto (is_better_lower())
   int64_t patience = 3;       // evaluations without improvement that are tolerated
   double min_delta = 0;       // by which a metric has to be better to count
 };
@@ -256,7 +258,8 @@ RunConfig parse_config(const std::string& text, const std::string& name,
 void check_config(const RunConfig& config, const ConfigExtensions& extensions = {});
 
 // Whether a metric of the evaluation is the better the lower it is: what `auto` means in
-// early_stopping.mode and best_mode.
+// early_stopping.mode and best_mode. Of a program's own metrics those whose names end with "loss"
+// or "error".
 bool is_better_lower(std::string_view metric);
 // The names of the numbers that an evaluation computes; none where a metric of the program may give
 // any.

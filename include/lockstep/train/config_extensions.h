@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::train {
 
 // What a key may hold.

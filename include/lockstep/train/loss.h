@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::train {
 
 // The mean loss over a batch, of one element. Any function will do.

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "lockstep/train/metric.h"
 
@@ -134,8 +133,8 @@ class Perplexity : public Metric {
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
   // A mean cross-entropy over this many targets that was computed without all logits
-  // (lockstep/models/cross_entropy.h). With 0 targets nothing is counted, whatever the mean; throws
-  // ConfigError for fewer.
+  // (lockstep/models/cross_entropy.h). With 0 targets nothing is counted, and the mean is ignored;
+  // throws ConfigError for fewer.
   void update(double cross_entropy, int64_t targets);
 
  protected:

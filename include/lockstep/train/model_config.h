@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::train {
 
 // kind: linear.

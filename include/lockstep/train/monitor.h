@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -84,6 +83,9 @@ struct StepFigures {
   // Whether rank 0's loss and samples are those of all ranks already. Then those of the others are
   // not looked at.
   bool is_of_all_ranks = false;
+  // Whether it made no update, as where a loss that is not finite is skipped. That loss is then in
+  // no mean.
+  bool is_skipped = false;
 };
 
 // Every rank constructs it and calls step() equally often. Functions that all ranks have to call

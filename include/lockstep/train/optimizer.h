@@ -8,9 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::train {
 
-// Makes an optimizer of parameter groups, and keeps the options of those that have some.
+// Makes an optimizer of parameter groups, and keeps the options of those that have some. (libtorch
+// takes a value there that is its class's default, as a weight decay of 0 is SGD's, for one that is
+// not given, and puts the optimizer's in its place.)
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
 

@@ -43,9 +43,9 @@ class Progress : public Callback {
   std::shared_ptr<ProgressDisplay> display_;
   ProgressOptions options_;
   // Since the last line.
-  double loss_ = 0;  // the sum over their samples
+  double loss_ = 0;  // the sum over their samples, but for those of steps that were skipped
   double since_ = 0;
-  int64_t steps_ = 0, samples_ = 0;
+  int64_t steps_ = 0, samples_ = 0, loss_samples_ = 0;
 };
 
 // Keeps a RunMonitor (lockstep/train/monitor.h) of the training: metrics.jsonl, with the figures of

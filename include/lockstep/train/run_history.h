@@ -133,6 +133,8 @@ struct RunHistory {
  private:
   void add_start(const RunStart& start, double time);
   void add_ranks(const StepReport& report);
+  // Joins it to the newest column, or makes the columns fewer, where there are many.
+  void add_column(RankColumn column);
   void add_event(const Event& event);
   int64_t reports_per_column_ = 1;
   int64_t samples_ = 0;        // of the last report of this start

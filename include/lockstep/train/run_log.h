@@ -17,6 +17,8 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/core/compiler.h"
+
 namespace lockstep::train {
 
 // Files of later versions are refused.

@@ -51,6 +51,8 @@ class RunWarnings {
  private:
   using Events = std::vector<Event>;
   void look_at_loss(const StepReport& report, std::string_view parameter, Events& events);
+  void look_for_explosion(const StepReport& report, double loss, Events& events);
+  void look_for_jump(const StepReport& report, double norm, Events& events);
   void look_at_times(const StepReport& report, Events& events);
   void look_at_gpus(const StepReport& report, Events& events);
   void look_at_memory(const StepReport& report, Events& events);

@@ -13,6 +13,7 @@
 // library, with the same bits (src/train/step.cpp is the step).
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <map>
 #include <memory>
@@ -127,6 +128,18 @@ class Trainer {
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
   // As above, for what describes itself.
   void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object);
+  // As above, for a module that is not kept: a target network, a teacher.
+  template <class Contained>
+  void track(const std::string& name, torch::nn::ModuleHolder<Contained>& holder) {
+    track(name, checkpoint::stateful_module(name, holder.is_empty() ? nullptr : holder.ptr()));
+  }
+  // As above, for one without a holder.
+  template <std::derived_from<torch::nn::Module> M>
+  void track(const std::string& name, const std::shared_ptr<M>& module) {
+    track(name, checkpoint::stateful_module(name, module));
+  }
+  // A generator of the program's own; libtorch's default ones are saved in any case.
+  void track(const std::string& name, const at::Generator& generator);
 
   // Restores, where there is something to restore, and trains until the end. Every rank calls it
   // once, and ends for the same reason at the same step. Modules stay in train() or eval() as they

@@ -92,7 +92,7 @@ struct Best {
 };
 
 // From where a run starts. A job that its launcher has started again resumes from what it has saved
-// itself, if anything, whatever is given here.
+// itself, if anything, with either value.
 enum class Resume {
   Latest,  // the newest checkpoint of the directory, where there is one
   Never,   // refused when the directory has checkpoints
@@ -105,8 +105,12 @@ struct Saving {
   std::string directory = {};
   int64_t every_steps = 0;
   int64_t every_epochs = 0;
-  bool at_end = true;                       // of the run, and when it is stopped before
-  int64_t keep_last = 0;                    // 0: all
+  bool at_end = true;     // of the run, and when it is stopped before
+  int64_t keep_last = 0;  // 0: all
+  // Tensors that Trainer::track() was given of which each rank has its own (a queue of keys, a pool
+  // of images, a replay buffer), as CheckpointerOptions::each_rank names them. Not those of the
+  // Trainer: its models and optimizers are the same on all ranks.
+  std::vector<std::string> each_rank = {};
   std::optional<Best> best = std::nullopt;  // saved whenever an evaluation finds a better one
   bool async = true;                        // written in the background
   Resume resume = Resume::Latest;
@@ -126,6 +130,10 @@ struct TrainerOptions {
   // root, or nothing.
   parallel::LrScaling lr_scaling = parallel::LrScaling::None;
   // Parameter groups with options of their own; all parameters with the optimizer's when not given.
+  // An option that equals the default of its class (as weight_decay(0) of AdamOptions, and
+  // weight_decay(0.01) of AdamWOptions) is for libtorch one that was not given, and becomes the
+  // optimizer's: for groups without decay under Adam, make the optimizer without it, and give the
+  // decay to the others.
   std::function<std::vector<torch::optim::OptimizerParamGroup>(torch::nn::Module&)> groups =
       nullptr;
 

@@ -1,5 +1,5 @@
 // Memory of a device that several processes map. Physical memory goes over by descriptor, and lasts
-// until the last process has let go of it: that of a rank that was killed stays readable.
+// until no process maps it any more: that of a rank that was killed stays readable.
 #pragma once
 
 #include "comm/cuda_ipc/api.h"

@@ -4,7 +4,9 @@
 
 #include <optional>
 
+#include "comm/shm/door.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::comm::cuda_ipc {
 

@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "comm/cuda_ipc/communicator.h"
-#include "comm/shm/door.h"
 #include "comm/transport.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::comm::cuda_ipc {
 

@@ -9,6 +9,7 @@
 
 #include "comm/device/capture.h"
 #include "comm/device/memory.h"
+#include "comm/health/call_numbers.h"
 #include "comm/text.h"
 #include "core/process/thread.h"
 #include "core/time_limit.h"

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "comm/device/comm.h"
-#include "comm/health/call_numbers.h"
 #include "comm/health/diagnosis.h"
 #include "comm/health/peer_status.h"
 #include "comm/host/processes.h"

@@ -6,11 +6,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "comm/device/capture.h"
+#include "comm/health/call_numbers.h"
 #include "comm/text.h"
 #include "lockstep/core/error.h"
 

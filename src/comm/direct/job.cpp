@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "comm/reduce/reduction.h"
-#include "comm/shm/exchange.h"
+#include "comm/reduce/slice.h"
 
 namespace lockstep::comm {
 namespace {

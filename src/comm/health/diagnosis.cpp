@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "lockstep/core/environment.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -49,10 +51,25 @@ std::string Diagnosis::name(int rank) const {
   return fmt::format("rank {} (rank {} of the world)", rank, number);
 }
 
+std::string Diagnosis::silent_store() const {
+  const bool of_torchrun = env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  if (!of_torchrun && members_[rank_] == 0) {
+    return "the ranks' store, which this rank serves, does not answer it, so where the others are "
+           "is not known: this machine is overloaded, or the process may have no further thread";
+  }
+  return fmt::format(
+      "the ranks' store does not answer, so where the others are is not known: {}, which serves "
+      "it, has ended or is stopped, or look at the network between the hosts",
+      of_torchrun        ? "torchrun's agent"
+      : members_[0] == 0 ? "rank 0"
+                         : "rank 0 of the world");
+}
+
 std::string Diagnosis::others(const Notice& mine, const std::string& seen,
                               const PeerStatus::Notices& notices) const {
   std::vector<std::string> said;
   size_t along = 0;
+  bool is_unknown = false;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
     const auto& notice = notices[peer];
@@ -61,8 +78,12 @@ std::string Diagnosis::others(const Notice& mine, const std::string& seen,
     } else if (!notice) {
       if (launcher_status_->is_explained())
         continue;  // the launcher is ending the job, so peers do not reply
+      // Without the store this rank knows nothing of any other.
+      is_unknown = !notices[rank_];
+      if (is_unknown) continue;
       said.push_back(name(peer) +
-                     " did not answer: it is outside this group's calls, or has ended");
+                     " did not answer: it is outside this group's calls, or has ended, or cannot "
+                     "be reached");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
       // Where this is what was seen, the error has said so.
       const bool was_seen = !launcher_status_->is_explained() &&
@@ -89,6 +110,7 @@ std::string Diagnosis::others(const Notice& mine, const std::string& seen,
                                  explains ? ", which " + notice->reason : ""));
     }
   }
+  if (is_unknown) said.push_back(silent_store());
   if (said.empty()) return "";
   if (said.size() > kNamed) {
     const size_t more = said.size() - kNamed;

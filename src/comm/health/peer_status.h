@@ -46,10 +46,12 @@ class PeerStatus {
  public:
   // When a call counts as long: the ranks then compare what they wait for.
   static constexpr std::chrono::milliseconds kLongWait{1000};
-  // How long an error may be delayed to collect the others' notices.
+  // How long an error may be delayed to collect the others' notices; a second more where the store
+  // does not answer.
   static constexpr std::chrono::milliseconds kInquiry{300};
 
-  // By rank; empty for a rank that has posted no notice, and for this one.
+  // By rank; empty for a rank that has posted no notice. This rank's own is there when the store
+  // has answered.
   using Notices = std::vector<std::optional<Notice>>;
 
   // `store` should be a connection of its own; `members` are the world's numbers of the group's

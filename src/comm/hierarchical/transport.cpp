@@ -8,11 +8,10 @@
 
 #include "comm/health/call_numbers.h"
 #include "comm/hierarchical/two_levels.h"
+#include "comm/reduce/slice.h"
 #include "comm/reduce/tree.h"
-#include "comm/shm/exchange.h"
 #include "comm/shm/transport.h"
 #include "comm/text.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {

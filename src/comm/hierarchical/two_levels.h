@@ -8,7 +8,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -76,8 +75,9 @@ struct TwoLevels {
       if (wait_within(std::clamp(left, std::chrono::microseconds(0), limit))) return true;
       operation.excuse(Clock::now() - now, std::chrono::ceil<std::chrono::milliseconds>(limit));
       attend(operation);
-      if (Clock::now() >= until) return false;
+      // Also where the wait was shorter than a turn: it may be one of many such.
       move_on();
+      if (Clock::now() >= until) return false;
     }
   }
   // A look at the network's work interrupts a wait there by an exception, which has a cost.

@@ -1,11 +1,6 @@
 #include "comm/host/numa_node.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <string>
-#include <system_error>
 
 #include "core/process/cores.h"
 #include "lockstep/core/environment.h"
@@ -18,22 +13,17 @@ std::optional<int> own_numa_node() {
 }
 
 std::optional<int> numa_node_of(const std::vector<int>& cores, const std::filesystem::path& root) {
-  std::vector<std::filesystem::path> nodes;
-  std::error_code error;  // no such directory: nothing is known
-  for (const auto& entry :
-       std::filesystem::directory_iterator(root / "sys/devices/system/node", error)) {
-    const std::string name = entry.path().filename();
-    if (name.size() > 4 && name.starts_with("node") && name[4] >= '0' && name[4] <= '9')
-      nodes.push_back(entry.path());
-  }
-  if (nodes.size() < 2 || cores.empty()) return std::nullopt;
-  for (const auto& node : nodes) {
-    const bool has_all = std::ranges::all_of(cores, [&](int core) {
-      return std::filesystem::exists(node / fmt::format("cpu{}", core), error);
-    });
-    if (has_all) return std::atoi(node.filename().c_str() + 4);
-  }
-  return std::nullopt;
+  const auto nodes = numa_nodes_of_cores(root);
+  const auto node_of = [&](int core) {
+    const auto found = nodes.find(core);
+    return found == nodes.end() ? -1 : found->second;
+  };
+  if (cores.empty() || node_of(cores.front()) < 0) return std::nullopt;
+  const int own = node_of(cores.front());
+  const bool has_all = std::ranges::all_of(cores, [&](int core) { return node_of(core) == own; });
+  const bool is_only =
+      std::ranges::all_of(nodes, [&](const auto& one) { return one.second == own; });
+  return has_all && !is_only ? std::optional(own) : std::nullopt;
 }
 
 }  // namespace lockstep::comm

@@ -8,8 +8,7 @@
 namespace lockstep::comm {
 
 // What LOCKSTEP_NUMA_NODE says, else the node whose cores are all that this process may use.
-// Nothing where there is only one node, or where the cores are those of several. Throws
-// ConfigError.
+// Nothing where only one node has cores, or where these are those of several. Throws ConfigError.
 std::optional<int> own_numa_node();
 
 // The node that has all of `cores`, as above. `root`: the directory of sys.

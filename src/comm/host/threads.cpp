@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <utility>
 
+#include "core/process/cgroup.h"
 #include "core/process/cores.h"
 #include "lockstep/core/environment.h"
 
@@ -60,12 +60,19 @@ double share_of(const Cores& mine, const std::vector<Cores>& ranks) {
   return share;
 }
 
+int ranks_in_container_of(const Cores& mine, const std::vector<Cores>& ranks) {
+  return static_cast<int>(std::count_if(ranks.begin(), ranks.end(), [&](const Cores& rank) {
+    return rank.container == mine.container;
+  }));
+}
+
 }  // namespace
 
 Cores this_process_cores() {
   Cores cores{.threads = at::get_num_threads(),
               .is_fixed = env_text("OMP_NUM_THREADS").has_value()};
   cores.ids = allowed_cores();
+  cores.allowed = whole_group_cores().value_or(0);
   return cores;
 }
 
@@ -103,6 +110,8 @@ int fair_threads(const std::vector<Cores>& ranks) {
     least = std::min(least, rank.threads);
     // One third of three cores is not quite one.
     if (!rank.ids.empty()) least = std::min(least, static_cast<int>(share_of(rank, ranks) + 1e-6));
+    if (rank.allowed > 0)
+      least = std::min(least, rank.allowed / ranks_in_container_of(rank, ranks));
   }
   return std::max(1, least);
 }

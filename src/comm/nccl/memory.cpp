@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "comm/device/memory.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "lockstep/core/error.h"
-
 namespace lockstep::comm {
 namespace {
 

@@ -1,7 +1,5 @@
 #include "comm/net/handshake.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 #include <utility>
 

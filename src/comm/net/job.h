@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <compare>
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -35,7 +35,7 @@ constexpr milliseconds kLinger{2000};
 // lost host receives nothing more anyway.
 constexpr milliseconds kLingerAfterFailure{100};
 
-size_t most_strangers() {
+size_t most_unidentified() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 8;
   return static_cast<size_t>(std::clamp<rlim_t>(limit.rlim_cur / 8, 4, 64));
@@ -71,7 +71,7 @@ Net::Net(int rank, const std::string& address, const Digest& key, NetOptions opt
       listening_(listening_on(address, own_address_)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(epoll_create1(EPOLL_CLOEXEC)),
-      most_accepted_(most_strangers()) {
+      most_accepted_(most_unidentified()) {
   if (!watch(stop_.get(), EPOLLIN, kStop)) {
     throw CommError(fmt::format("[tcp] start: no descriptor: {}", std::strerror(errno)));
   }

@@ -1,17 +1,14 @@
 #include "comm/reduce/node_sum.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
 #include <string>
-#include <utility>
 
 #include "comm/reduce/reduction.h"
+#include "comm/reduce/slice.h"
 #include "comm/reduce/tree.h"
-#include "comm/shm/exchange.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {

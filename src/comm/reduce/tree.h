@@ -25,8 +25,6 @@ class Tree {
   // `nodes` in order, without gap or overlap, each a node of the tree over [0, size).
   Tree(std::vector<Range> nodes, int size);
 
-  size_t node_count() const { return nodes_.size(); }
-
   // targets[t][i] = the root over parts[k][i], the sum of nodes[k], for every i < count. A target
   // may be one of the parts.
   void sum(const Reduction& reduction, const void* const* parts, std::vector<void*> targets,

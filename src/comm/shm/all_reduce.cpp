@@ -1,7 +1,7 @@
 // all_reduce and reduce over shared memory: in place, in one meeting, or as a pipeline through
 // slots.
-#include <algorithm>
 
+#include "comm/reduce/slice.h"
 #include "comm/shm/chunks.h"
 #include "comm/shm/exchange.h"
 

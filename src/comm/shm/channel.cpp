@@ -11,8 +11,8 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/host/cgroup.h"
 #include "comm/host/core_sets.h"
+#include "core/process/cgroup.h"
 #include "core/process/cores.h"
 #include "core/process/stat.h"
 #include "core/time_limit.h"
@@ -362,31 +362,23 @@ std::string Channel::fate_of(int peer, milliseconds patience) const {
 
 void Channel::check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
                          const std::string& advice) {
-  const RankBlock& block = blocks_[peer];
   // Checked first: what the process wrote before it ended is visible afterwards.
   const bool gone = is_gone(peer);
-  const bool aborted = block.aborted.load(std::memory_order_acquire);
+  const auto reason = reason_of(peer, RankBlock::kThrew);
   const bool left = has_left(peer);
-  if ((gone || aborted || left) && !needed()) return;
-  if (aborted) {
-    fail(fmt::format("[shm] {} on rank {}: rank {} aborted: {}", doing, name_of(rank_),
-                     name_of(peer), block.reason));
-  }
-  if (gone) {
-    const std::string fate = fate_of(peer, milliseconds(100));
+  if ((gone || reason || left) && !needed()) return;
+  const auto here = [&] { return fmt::format("[shm] {} on rank {}", doing, name_of(rank_)); };
+  if (reason) fail(fmt::format("{}: {}", here(), *reason));
+  if (gone || left) {
+    const std::string fate = gone ? fate_of(peer, milliseconds(100))
+                                  : fmt::format("rank {} has left the group", name_of(peer));
     // A signal needs no other cause.
     const bool is_killed = fate.find("was killed") != std::string::npos;
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate,
-                     is_killed ? "" : advice));
+    if (const auto cause = cause_said(); cause && !is_killed) fail(here() + ": " + *cause);
+    fail(fmt::format("{} cannot go on: {}{}", here(), fate, is_killed ? "" : advice));
   }
-  if (left) {
-    fail(fmt::format("[shm] {} on rank {} cannot go on: rank {} has left the group{}", doing,
-                     name_of(rank_), name_of(peer), advice));
-  }
-  if (launcher_status_ && launcher_status_->has_reported()) {
-    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),
-                     launcher_status_->abort_text_with_ends()));
-  }
+  if (launcher_status_ && launcher_status_->has_reported())
+    fail(fmt::format("{} {}", here(), launcher_status_->abort_text_with_ends()));
 }
 
 std::string Channel::where_is(int peer) const {
@@ -412,12 +404,23 @@ void Channel::check_alive() {
     throw CommError(fmt::format("{} (this group has failed, make a new one)", dead_));
 }
 
+std::optional<std::string> Channel::reason_of(int rank, uint32_t least) const {
+  if (blocks_[rank].aborted.load(std::memory_order_acquire) < least) return std::nullopt;
+  return fmt::format("rank {} aborted: {}", name_of(rank), blocks_[rank].reason);
+}
+
+std::optional<std::string> Channel::cause_said() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (auto reason = reason_of(rank, RankBlock::kSaid)) return reason;
+  }
+  return std::nullopt;
+}
+
 std::optional<std::string> Channel::failure() {
   if (blocks_[rank_].aborted.load(std::memory_order_acquire) != 0) return blocks_[rank_].reason;
+  if (auto cause = cause_said()) return cause;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    if (blocks_[peer].aborted.load(std::memory_order_acquire) != 0)
-      return fmt::format("rank {} aborted: {}", name_of(peer), blocks_[peer].reason);
+    if (auto reason = reason_of(peer, RankBlock::kThrew)) return reason;
     if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   }
   if (launcher_status_ && launcher_status_->has_reported())
@@ -425,19 +428,21 @@ std::optional<std::string> Channel::failure() {
   return std::nullopt;
 }
 
-void Channel::abort_all(std::string_view why) noexcept {
+void Channel::abort_all(std::string_view why) noexcept { end(why, RankBlock::kSaid); }
+
+void Channel::end(std::string_view why, uint32_t how) noexcept {
   if (aborting_.exchange(true)) return;
   RankBlock& block = blocks_[rank_];
   const size_t length = std::min(why.size(), sizeof block.reason - 1);
   std::memcpy(block.reason, why.data(), length);
   block.reason[length] = '\0';
-  block.aborted.store(1, std::memory_order_release);
+  block.aborted.store(how, std::memory_order_release);
 }
 
 void Channel::fail(const std::string& text) {
   if (dead_.empty()) {
     dead_ = text;
-    abort_all(text);
+    end(text, RankBlock::kThrew);
   }
   throw CommError(text);
 }

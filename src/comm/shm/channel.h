@@ -80,8 +80,11 @@ struct RankBlock {
   Counter done;
   Counter bell;  // rung by others when a message for this rank was put in or taken out
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> aborted;  // this rank threw; `reason` is valid
-  std::atomic<uint32_t> left;     // this rank has destroyed its group
+  // Whether this rank has ended the group; `reason` is valid then. Of kSaid it is the cause, of
+  // kThrew perhaps a consequence of what another rank did.
+  static constexpr uint32_t kThrew = 1, kSaid = 2;
+  std::atomic<uint32_t> aborted;
+  std::atomic<uint32_t> left;  // this rank has destroyed its group
   char reason[492];
   // What this rank shows the others, outside of operations and messages.
   static constexpr size_t kShown = 508;
@@ -182,6 +185,11 @@ class Channel {
   // rank has.
   void check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
                   const std::string& advice = {});
+  // "rank 1 aborted: out of data", where it has; by RankBlock::kSaid only, or also by kThrew.
+  std::optional<std::string> reason_of(int rank, uint32_t least) const;
+  // Of the first rank by kSaid: that others have ended is a consequence.
+  std::optional<std::string> cause_said() const;
+  void end(std::string_view why, uint32_t how) noexcept;
   bool is_gone(int peer) const;
   bool has_left(int peer);
   std::string fate_of(int peer, std::chrono::milliseconds patience) const;

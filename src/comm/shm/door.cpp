@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -17,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/network/unix_address.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -26,15 +25,6 @@ namespace {
 constexpr size_t kMostKept = 256;
 // How long sending to a full socket is tried again.
 constexpr std::chrono::seconds kFull{5};
-
-// In the abstract name space: there is no file that could be left.
-std::pair<sockaddr_un, socklen_t> abstract(const std::string& name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(),
-              std::min(name.size(), sizeof address.sun_path - 1));
-  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
-}
 
 union ControlBytes {
   char bytes[CMSG_SPACE(sizeof(int))];
@@ -63,7 +53,7 @@ Door::Door() : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK
   if (!socket_) return;
   const Cookie name = new_cookie();
   const std::string wanted = fmt::format("lockstep-{:016x}{:016x}", name[0], name[1]);
-  const auto [address, length] = abstract(wanted);
+  const auto [address, length] = abstract_address(wanted);
   if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0)
     address_ = wanted;
 }
@@ -73,7 +63,7 @@ std::optional<std::string> Door::hand_over(const std::string& address, const Coo
   if (address.empty()) return "it has no socket";
   const Fd own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!own) return fmt::format("no socket: {}", std::strerror(errno));
-  auto [to, length] = abstract(address);
+  auto [to, length] = abstract_address(address);
   Cookie said = cookie;
   iovec data{said.data(), sizeof said};
   ControlBytes control{};

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "core/divided_up.h"
 #include "core/flight/record.h"
 #include "lockstep/core/error.h"
@@ -21,12 +19,6 @@ int64_t blocks_bytes(int size) { return aligned(size * static_cast<int64_t>(size
 int64_t mailbox_bytes(int size) { return aligned(Mailbox::bytes_for(size)); }
 
 }  // namespace
-
-Range slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
-  const int64_t line = std::max<int64_t>(1, 64 / element_bytes);
-  const Range lines = Shard{rank, size}.of(divided_up(count, line));
-  return {std::min(count, lines.begin * line), std::min(count, lines.end * line)};
-}
 
 void Exchange::check_size(int size) {
   if (size <= kMostRanks) return;

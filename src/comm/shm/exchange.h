@@ -140,9 +140,6 @@ class Exchange {
   uint64_t progress_ = 0;                             // steps of operations
 };
 
-// The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.
-Range slice_of(int rank, int size, int64_t count, int64_t element_bytes);
-
 // Makers of the operations; buffers are this rank's.
 std::shared_ptr<Operation> all_reduce(const Reduction& reduction, Piece data);
 std::shared_ptr<Operation> reduce_to(int root, const Reduction& reduction, Piece data);

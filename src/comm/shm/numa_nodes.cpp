@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/shm/exchange.h"
+#include "comm/reduce/slice.h"
 
 namespace lockstep::comm {
 namespace {

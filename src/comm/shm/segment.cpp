@@ -15,8 +15,8 @@
 #include <optional>
 #include <utility>
 
-#include "comm/host/cgroup.h"
 #include "core/divided_up.h"
+#include "core/process/cgroup.h"
 #include "lockstep/core/error.h"
 
 #ifndef MADV_POPULATE_WRITE

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <sstream>
 
 #include "comm/host/numa_node.h"
 #include "comm/reduce/reduction.h"

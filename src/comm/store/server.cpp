@@ -26,14 +26,14 @@ constexpr int kLastSliceMs = 20;
 
 // Clients that are not identified yet: as many as the ranks of a host that all connect at once, and
 // no more than a quarter of the descriptors.
-size_t most_unknown_clients() {
+size_t most_unidentified_clients() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
   return static_cast<size_t>(std::clamp<rlim_t>(limit.rlim_cur / 4, 8, 256));
 }
 
-// Of a client that is not known yet: a handshake is shorter.
-constexpr size_t kMostFromStranger = 16 << 10;
+// Of a client that is not identified yet: a handshake is shorter.
+constexpr size_t kMostOfHandshake = 16 << 10;
 
 }  // namespace
 
@@ -43,12 +43,14 @@ StoreServer::StoreServer(Fd listening, std::optional<Digest> key, std::function<
       events_(epoll_create1(EPOLL_CLOEXEC)),
       key_(std::move(key)),
       is_job_over_(std::move(is_job_over)),
-      most_strangers_(most_unknown_clients()) {
+      most_unidentified_(most_unidentified_clients()) {
   // A program that this process starts would hold the port after its end.
   fcntl(listening_.get(), F_SETFD, FD_CLOEXEC);
-  if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||
-      !watch(listening_, EPOLLIN, &listening_)) {
-    throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
+  if (!stop_ || !events_ || fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 ||
+      !watch(stop_, EPOLLIN, &stop_) || !watch(listening_, EPOLLIN, &listening_)) {
+    const int error = errno;
+    throw CommError(
+        fmt::format("[store] cannot serve: {}{}", std::strerror(error), advice_on_limit(error)));
   }
   try {
     thread_ = thread_without_signals([this] { serve(); });
@@ -123,8 +125,8 @@ bool StoreServer::accept_all() {
   for (;;) {
     Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
-      const bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-      if (full && drop_oldest_stranger()) continue;
+      const bool full = has_no_room(errno);
+      if (full && drop_oldest_unidentified()) continue;
       return !full;
     }
     settle_connection(fd.get());
@@ -133,18 +135,18 @@ bool StoreServer::accept_all() {
       clients_.pop_back();
       continue;
     }
-    ++strangers_;
-    while (strangers_ > most_strangers_ && drop_oldest_stranger()) {
+    ++unidentified_;
+    while (unidentified_ > most_unidentified_ && drop_oldest_unidentified()) {
     }
   }
 }
 
 // One that has just been identified stays; false when there was none to drop.
-bool StoreServer::drop_oldest_stranger() {
+bool StoreServer::drop_oldest_unidentified() {
   for (Client& client : clients_) {
-    if (client.known || client.gone) continue;
+    if (client.identified || client.gone) continue;
     read_from(client);
-    if (client.known) continue;
+    if (client.identified) continue;
     if (!client.gone) drop(client);
     client.fd.reset();  // the next may be waiting for it
     return true;
@@ -156,7 +158,7 @@ void StoreServer::drop(Client& client) {
   if (client.gone) return;
   client.gone = lost_ = true;
   client.waits = false;
-  if (!client.known) --strangers_;
+  if (!client.identified) --unidentified_;
   buffered_ -= client.in.size() + client.out.size();
   client.in.clear();
   client.out.clear();
@@ -194,14 +196,15 @@ void StoreServer::take(Client& client, std::string_view bytes) {
   std::string_view left = client.in;
   try {
     // Before a client is identified, no more is buffered of it than its handshake.
-    if (!client.known && client.in[0] != static_cast<char>(StoreQuery::Validate))
-      throw Error("a stranger");
+    if (!client.identified && client.in[0] != static_cast<char>(StoreQuery::Validate))
+      throw Error("a client that is not identified");
     while (const auto request = take_request(left)) {
       answer(client, *request);
       if (client.gone) break;
     }
-    if (!client.known && left.size() > kMostFromStranger) throw Error("a stranger");
-    if (left.size() > kMostText + kMostFromStranger) throw Error("a request without end");
+    if (!client.identified && left.size() > kMostOfHandshake)
+      throw Error("a client that is not identified");
+    if (left.size() > kMostText + kMostOfHandshake) throw Error("a request without end");
   } catch (const std::exception&) {
     return drop(client);
   }
@@ -267,8 +270,8 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
   switch (request.query) {
     case StoreQuery::Validate:
       if (request.number != kMagic) throw Error("another magic number");
-      if (!client.known) --strangers_;
-      client.known = true;
+      if (!client.identified) --unidentified_;
+      client.identified = true;
       return;
     case StoreQuery::Set:
       keep(client, [&] { values_.put(texts[0], texts[1]); });

@@ -51,8 +51,8 @@ class StoreServer {
     Fd fd;
     std::unique_ptr<Tls> tls = nullptr;
     std::string in = {}, out = {};
-    size_t sent = 0;     // of `out`
-    bool known = false;  // has sent the magic
+    size_t sent = 0;          // of `out`
+    bool identified = false;  // has sent the magic
     bool gone = false;
     bool full = false;     // `out` waits for the network
     bool refused = false;  // what it last set: the values are too many
@@ -69,7 +69,7 @@ class StoreServer {
   bool has_ended(Clock::time_point asked) const;
   bool watch(const Fd& fd, uint32_t events, const void* who);
   bool accept_all();
-  bool drop_oldest_stranger();
+  bool drop_oldest_unidentified();
   void drop(Client& client);
   void read_from(Client& client);
   void take(Client& client, std::string_view bytes);
@@ -88,9 +88,9 @@ class StoreServer {
   const Fd events_;
   const std::optional<Digest> key_;
   const std::function<bool()> is_job_over_;
-  const size_t most_strangers_;
+  const size_t most_unidentified_;
   std::list<Client> clients_;
-  size_t strangers_ = 0;  // of clients_: not known and not gone
+  size_t unidentified_ = 0;  // of clients_: neither identified nor gone
   size_t buffered_ = 0;
   StoreValues values_;
   bool lost_ = false;  // a client that is still in the list

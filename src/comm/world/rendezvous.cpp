@@ -24,11 +24,11 @@ using std::chrono::milliseconds;
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", member.world_size,
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", member.world_size,
                      member.local_rank, member.host, member.version, member.backend, member.net,
                      member.tls.empty() ? "-" : member.tls, static_cast<int>(devices.type),
                      devices.count, devices.is_own ? 1 : 0, member.cores.threads,
-                     member.cores.is_fixed ? 1 : 0,
+                     member.cores.is_fixed ? 1 : 0, member.cores.allowed,
                      member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
                      member.door.empty() ? "-" : member.door, devices.problem);
 }
@@ -40,14 +40,16 @@ Member decode(const std::string& text, int rank) {
   std::string cores;
   if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >>
         member.backend >> member.net >> member.tls >> type >> member.devices.count >>
-        member.devices.is_own >> member.cores.threads >> member.cores.is_fixed >> cores >>
-        member.door)) {
+        member.devices.is_own >> member.cores.threads >> member.cores.is_fixed >>
+        member.cores.allowed >> cores >> member.door)) {
     throw CommError(fmt::format(
         "[comm] rank {} introduced itself with '{}': is it another version of this library?", rank,
         text.substr(0, 80)));
   }
   member.devices.type = static_cast<c10::DeviceType>(type);
-  member.cores.machine = member.host.substr(0, member.host.find('/'));
+  const size_t machine = member.host.find('/');
+  member.cores.machine = member.host.substr(0, machine);
+  member.cores.container = member.host.substr(0, member.host.find('/', machine + 1));
   if (member.door == "-") member.door.clear();
   if (member.tls == "-") member.tls.clear();
   if (cores != "-") member.cores.ids = cores_of_text(cores);

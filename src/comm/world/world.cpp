@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <optional>
@@ -25,7 +24,6 @@
 #include "core/process/standard_streams.h"
 #include "core/security/token.h"
 #include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/place.h"
@@ -135,6 +133,14 @@ void share_cores_with_python(const Place& place) {
   compute_with(fair_threads(std::vector<Cores>(is_bound ? 1 : place.local_size.value_or(1), own)));
 }
 
+// A rank that is alone: with more threads than its control groups allow, all of them are stopped
+// for most of the time, and those that run wait for the others.
+void keep_to_allowed_time() {
+  const Cores own = this_process_cores();
+  const int fair = fair_threads({own});
+  if (!own.is_fixed && fair < own.threads) compute_with(fair);
+}
+
 // glibc gives the end of its heap back to the kernel once it is longer than twice the largest piece
 // that it has ever had to map and was given back, 32 MiB of them at most (mallopt(3),
 // M_MMAP_THRESHOLD). A training step frees and takes the same memory again and again; with such a
@@ -181,10 +187,9 @@ World World::from_env(WorldOptions options) {
                   .over_tcp = over_tcp,
                   .tls = options.tls,
                   .timeout = options.timeout};
-  // Held until the ranks have met.
-  AgreedSecret agreed;
-  if (place.size > 1 && !options.python_peers) agreed = agreed_secret(place, options.timeout);
-  transport.secret = agreed.text;
+  if (place.size > 1 && !options.python_peers) {
+    transport.secret = agreed_secret(place, options.timeout);
+  }
   // One rank sends nothing, and is often started without a launcher.
   if (place.size == 1) env_int("LOCKSTEP_TLS", 0, 1);  // throws
   if (place.size > 1) transport.tls_key = tls_key_from_env(transport, place.job);
@@ -192,6 +197,7 @@ World World::from_env(WorldOptions options) {
       check_device(device_from_env(options.device), asked, options.python_peers);
   log::set_rank(place.rank);
   if (place.size == 1) {
+    keep_to_allowed_time();
     auto alone = std::make_shared<State>();
     alone->keys = own_keys(options.timeout);
     alone->device = device_at(find_devices(kind), {}, asked);
@@ -231,6 +237,7 @@ World World::from_env(WorldOptions options) {
       fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
   share_cores(members, place.rank);
   Connection connection = connect(own, place.rank, members, transport);
+  end_serving(place);
   state->local_rank = connection.local_rank;
   state->local_size = connection.local_size;
   state->hosts = connection.hosts;

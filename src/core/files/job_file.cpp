@@ -31,11 +31,15 @@ void write_job_file(const std::string& folder) {
   if (!file) throw Error(path_in(folder) + " cannot be written: " + std::strerror(errno));
 }
 
-bool is_restarted_job(const std::string& folder) {
-  if (env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0) == 0) return false;
+bool names_this_job(const std::string& folder) {
   std::ifstream file(path_in(folder));
   std::string last;
   return std::getline(file, last) && !last.empty() && last == job();
+}
+
+bool is_restarted_job(const std::string& folder) {
+  return env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0) > 0 &&
+         names_this_job(folder);
 }
 
 }  // namespace lockstep

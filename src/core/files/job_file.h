@@ -10,6 +10,9 @@ namespace lockstep {
 // Throws Error.
 void write_job_file(const std::string& folder);
 
+// Whether what wrote there was a job of this one's name, such as this one.
+bool names_this_job(const std::string& folder);
+
 // Whether the launcher of the job that wrote there has started its ranks again.
 bool is_restarted_job(const std::string& folder);
 

@@ -11,8 +11,9 @@ namespace lockstep {
 bool is_stream(const std::string& path);
 
 // Writes beside `path` and renames, so that readers see the old or the new bytes. What a link leads
-// to is replaced, not the link; a stream is written to as it is. 0, or the errno of what failed,
-// after which `path` is as it was.
+// to is replaced or made, not the link; a stream is written to as it is. Rights are as open(2)
+// leaves them: those of the file that is replaced, else what the umask allows. 0, or the errno of
+// what failed, after which `path` is as it was.
 [[nodiscard]] int write_whole_file(const std::string& path, std::string_view bytes);
 
 // Makes a file, and nothing in the place of another one: EEXIST where anything is there, be it a

@@ -14,7 +14,6 @@
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <typeinfo>
 
 #include "core/control.h"
 #include "core/flight/block.h"

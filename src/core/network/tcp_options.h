@@ -22,4 +22,10 @@ inline bool is_temporary(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
+// Whether accept() failed with `error` because the system has no descriptor or memory for another
+// connection: the one that waits is still there, and poll() tells of it again at once.
+inline bool has_no_room(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 }  // namespace lockstep

@@ -15,8 +15,6 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kLoopback = "127.0.0.1";
-
 std::optional<int> number(const char* name, int low, int high) {
   const auto value = env_int(name, low, high);
   if (!value) return std::nullopt;
@@ -60,7 +58,7 @@ std::optional<Place> place_from_launcher() {
               .size = *size,
               .local_rank = number("LOCAL_RANK", 0, kMostRanks),
               .local_size = number("LOCAL_WORLD_SIZE", 1, kMostRanks),
-              .source = "the launcher's variables"};
+              .source = kPlainLauncher};
   place.job = fmt::format("{}/{}", env_text("TORCHELASTIC_RUN_ID").value_or("job"),
                           env_text("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   if (place.rank >= place.size) {

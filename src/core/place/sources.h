@@ -16,6 +16,11 @@ namespace lockstep {
 
 constexpr int kMostRanks = 1 << 20;
 
+// Place::host of ranks that are all on one host, and Place::source of those whose launcher has set
+// RANK and WORLD_SIZE.
+constexpr const char* kLoopback = "127.0.0.1";
+constexpr const char* kPlainLauncher = "the launcher's variables";
+
 // Each gives nothing when its launcher's variables are not there. MASTER_ADDR and MASTER_PORT are
 // read by the caller; `host` and `port` are what follows from the launcher's own variables.
 std::optional<Place> place_from_mpi();

@@ -3,9 +3,29 @@
 #include <sched.h>
 
 #include <cerrno>
+#include <charconv>
+#include <fstream>
 #include <memory>
+#include <optional>
+#include <string_view>
+#include <system_error>
 
 namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// "node3" -> 3
+std::optional<int> node_of_name(std::string_view name) {
+  constexpr std::string_view kNode = "node";
+  int number = 0;
+  const char* const end = name.data() + name.size();
+  if (!name.starts_with(kNode)) return std::nullopt;
+  const auto read = std::from_chars(name.data() + kNode.size(), end, number);
+  return read.ec == std::errc() && read.ptr == end ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
 
 std::vector<int> allowed_cores() {
   std::vector<int> ids;
@@ -23,6 +43,23 @@ std::vector<int> allowed_cores() {
     if (errno != EINVAL) break;
   }
   return ids;
+}
+
+std::map<int, int> numa_nodes_of_cores(const fs::path& root) {
+  std::map<int, int> nodes;
+  std::error_code error;
+  for (const auto& folder : fs::directory_iterator(root / "sys/devices/system/node", error)) {
+    const auto node = node_of_name(folder.path().filename().string());
+    if (!node) continue;
+    // "0-3,8"; on hosts with much memory the folder itself has thousands of entries.
+    std::ifstream list(folder.path() / "cpulist");
+    for (int first = 0, last = 0; list >> first; list.ignore(1, ',')) {
+      last = first;
+      if (list.peek() == '-') list.ignore() >> last;
+      for (int core = first; core <= last; ++core) nodes.emplace(core, *node);
+    }
+  }
+  return nodes;
 }
 
 }  // namespace lockstep

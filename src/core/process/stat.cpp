@@ -1,5 +1,6 @@
 #include "core/process/stat.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <csignal>
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+#include <utility>
 
 namespace lockstep {
 
@@ -40,22 +42,28 @@ std::optional<ProcessStat> stat_in(const std::string& folder, pid_t pid) {
   return stat;
 }
 
-bool any_thread_runs(pid_t pid) {
+}  // namespace
+
+std::vector<ProcessStat> thread_stats(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/task/";
+  std::vector<ProcessStat> threads;
   std::error_code error;
   for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
        at.increment(error)) {
-    const auto thread = stat_in(folder, std::atoi(at->path().filename().c_str()));
-    if (thread && !thread->is_ending()) return true;
+    auto thread = stat_in(folder, std::atoi(at->path().filename().c_str()));
+    if (thread) threads.push_back(std::move(*thread));
   }
-  return false;
+  std::ranges::sort(threads, {},
+                    [pid](const ProcessStat& one) { return std::pair(one.pid != pid, one.pid); });
+  return threads;
 }
-
-}  // namespace
 
 std::optional<ProcessStat> process_stat(pid_t pid) {
   auto stat = stat_in("/proc/", pid);
-  if (stat && stat->state == 'Z') stat->has_lost_main = any_thread_runs(pid);
+  if (stat && stat->state == 'Z') {
+    stat->has_lost_main = std::ranges::any_of(
+        thread_stats(pid), [](const ProcessStat& thread) { return !thread.is_ending(); });
+  }
   return stat;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -29,6 +30,9 @@ struct ProcessStat {
 
 // From /proc/PID/stat; nothing when there is no such process.
 std::optional<ProcessStat> process_stat(pid_t pid);
+
+// From /proc/PID/task/*/stat, the process's first thread first; `pid` is the thread's.
+std::vector<ProcessStat> thread_stats(pid_t pid);
 
 // The debugger that traces it, until whose wait() or end a process that was killed stays; 0 when
 // there is none.

@@ -25,6 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::string_view kProtocol = "lockstep secret 1";
+constexpr std::string_view kNone = "none";
 constexpr size_t kMostClients = 64;
 constexpr uint32_t kMostBytes = 8 << 10;  // a credential has some 300
 constexpr auto kPatience = 2s;            // with one connection
@@ -46,6 +47,9 @@ std::optional<std::string> unframed(const std::string& bytes) {
   if (bytes.size() < sizeof length + length) return std::nullopt;
   return bytes.substr(sizeof length, length);
 }
+
+// What a server has said in the place of a credential.
+struct NoSecret {};
 
 std::string request_of(std::string_view job, std::string_view nonce) {
   return fmt::format("{}\n{}\n{}\n", kProtocol, job, nonce);
@@ -82,6 +86,8 @@ std::string asked_once(const Address& server, std::string_view job) {
     got.append(buffer, static_cast<size_t>(count));
     const auto credential = unframed(got);
     if (!credential) continue;
+    // Anyone may say so: then there is an error, and no connection without a secret.
+    if (*credential == kNone) throw NoSecret();
     const std::string answer = munge::open(*credential);
     if (!answer.starts_with(request)) throw Error("an answer to another request");
     // This user has sealed the request, too: an attacker may send it back.
@@ -94,6 +100,12 @@ std::string asked_once(const Address& server, std::string_view job) {
 
 SecretServer::SecretServer(uint16_t port, std::string job, std::string secret)
     : job_(std::move(job)), secret_(std::move(secret)), stop_(eventfd(0, EFD_CLOEXEC)) {
+  listen(port);
+}
+
+SecretServer::SecretServer(uint16_t port, None) : stop_(eventfd(0, EFD_CLOEXEC)) { listen(port); }
+
+void SecretServer::listen(uint16_t port) {
   // The first takes both kinds of addresses, where the system does not keep them apart.
   int error = EADDRNOTAVAIL;
   for (const char* every : {"::", "0.0.0.0"}) {
@@ -155,7 +167,7 @@ void SecretServer::accept_all(const Fd& listening) {
   for (size_t i = 0; i < kMostClients; ++i) {
     Fd fd(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
-      const bool is_full = errno == EMFILE || errno == ENFILE;
+      const bool is_full = has_no_room(errno);
       if (is_full && !clients_.empty()) clients_.pop_front();
       // Else poll() would tell of it again at once.
       if (is_full && clients_.empty()) std::this_thread::sleep_for(kBetween);
@@ -189,6 +201,7 @@ bool SecretServer::goes_on(Client& client) {
 }
 
 std::string SecretServer::answer(const std::string& credential) const {
+  if (secret_.empty()) return framed(std::string(kNone));
   const std::string request = munge::open(credential);
   const std::string begin = request_of(job_, "");  // and a nonce before the last line feed
   if (!request.starts_with(begin.substr(0, begin.size() - 1)) || !request.ends_with('\n')) {
@@ -206,6 +219,11 @@ std::string ask_for_secret(const std::string& host, uint16_t port, std::string_v
     for (const Address& one : found) {
       try {
         return asked_once(one, job);
+      } catch (const NoSecret&) {
+        throw CommError(
+            fmt::format("no secret of the job from {}: that host has no MUNGE, and "
+                        "this one has",
+                        Endpoint{host, port}.text()));
       } catch (const Error& error) {
         why = error.what();
       }

@@ -19,8 +19,13 @@ namespace lockstep {
 // has these and the secret. Who is not of this user, or asks for another job, gets no answer.
 class SecretServer {
  public:
+  // In the place of a secret, on a host without MUNGE.
+  struct None {};
+
   // Serves in a thread of its own, at `port` of every interface. Throws Error when it cannot.
   SecretServer(uint16_t port, std::string job, std::string secret);
+  // Answers `none`, which is no credential, to all who ask: they would wait for a secret.
+  SecretServer(uint16_t port, None none);
   ~SecretServer();
   SecretServer(const SecretServer&) = delete;
   SecretServer& operator=(const SecretServer&) = delete;
@@ -33,12 +38,13 @@ class SecretServer {
     std::string in = {}, out = {};
   };
 
+  void listen(uint16_t port);
   void serve();
   void accept_all(const Fd& listening);
   bool goes_on(Client& client);
   std::string answer(const std::string& credential) const;
 
-  const std::string job_, secret_;
+  const std::string job_, secret_;  // both empty: there is none
   std::vector<Fd> listening_;
   const Fd stop_;
   std::list<Client> clients_;
@@ -46,7 +52,8 @@ class SecretServer {
 };
 
 // The secret that a SecretServer at the host hands out. Blocks, and asks again until there is an
-// answer; throws CommError, with the last reason, when there was none within `timeout`.
+// answer; throws CommError, with the last reason, when there was none within `timeout`, and at once
+// when the answer is that there is no secret.
 std::string ask_for_secret(const std::string& host, uint16_t port, std::string_view job,
                            std::chrono::milliseconds timeout);
 

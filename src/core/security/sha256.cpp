@@ -5,9 +5,12 @@
 
 #include <array>
 
+#include "core/security/openssl.h"
+
 namespace lockstep {
 
 std::string sha256(std::string_view bytes) {
+  keep_openssl();
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
   SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest.data());
   std::string text;

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/security/openssl.h"
+
 namespace lockstep {
 
 struct Tls::State {
@@ -89,7 +91,10 @@ Context make_context(Tls::Role role) {
 Tls::Tls(Role role, const Digest& key) : state_(std::make_unique<State>()) {
   State& state = *state_;
   state.key = key;
-  static const Context client = make_context(Role::Client), server = make_context(Role::Server);
+  keep_openssl();
+  // Never freed: connections are accepted until the process has ended.
+  static const Context &client = *new Context(make_context(Role::Client)),
+                       &server = *new Context(make_context(Role::Server));
   state.ssl.reset(SSL_new((role == Role::Client ? client : server).get()));
   state.in = BIO_new(BIO_s_mem());
   state.out = BIO_new(BIO_s_mem());

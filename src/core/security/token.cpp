@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "core/files/read_file.h"
+#include "core/security/openssl.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -38,7 +39,6 @@ std::string read_secret(const std::string& path) {
     throw ConfigError(fmt::format("{}: others may {} it (mode {:04o}): chmod 600 {}", about,
                                   is_read ? "read" : "replace", status.st_mode & 0777, path));
   }
-  secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
   return secret;
 }
 
@@ -51,6 +51,7 @@ Digest hmac(std::string_view key, std::initializer_list<std::string_view> texts)
     for (int shift = 24; shift >= 0; shift -= 8) input += static_cast<char>(length >> shift);
     input += text;
   }
+  keep_openssl();
   Digest digest;
   unsigned size = 0;
   const auto* result = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
@@ -73,16 +74,17 @@ Digest random_bytes() {
   return bytes;
 }
 
-Token::Token(std::string_view secret) : secret_(secret) {
-  if (!secret.empty() && secret.find_first_not_of(" \t\r\n") == secret.npos) {
+Token::Token(std::string_view secret)
+    : secret_(secret.substr(0, secret.find_last_not_of(" \t\r\n") + 1)) {
+  if (!secret.empty() && secret_.empty()) {
     throw ConfigError(fmt::format(
         "[token] the job's token is nothing but {} bytes of white space; {}", secret.size(), kHow));
   }
-  if (secret.size() < kFewest) {
+  if (secret_.size() < kFewest) {
     throw ConfigError(
         fmt::format("[token] the job's token has {} bytes, too few to be a secret: "
                     "need {} at least; {}",
-                    secret.size(), kFewest, kHow));
+                    secret_.size(), kFewest, kHow));
   }
 }
 

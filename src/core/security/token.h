@@ -27,11 +27,12 @@ Digest random_bytes();
 // way to get it out.
 class Token {
  public:
-  // Throws ConfigError for fewer than 16 bytes.
+  // Without white space at its end, which a file's last line has, and a variable may have that was
+  // set from one. Throws ConfigError for fewer than 16 bytes.
   explicit Token(std::string_view secret);
-  // From LOCKSTEP_TOKEN, or the file that LOCKSTEP_TOKEN_FILE names, without white space at its
-  // end. Throws ConfigError that says how to make one when neither is there; when both are; and
-  // when others than its owner may read the file.
+  // From LOCKSTEP_TOKEN, or the file that LOCKSTEP_TOKEN_FILE names. Throws ConfigError that says
+  // how to make one when neither is there; when both are; and when others than its owner may read
+  // the file.
   static Token from_env();
 
   // A key for one purpose; the same token gives other jobs (`run_id`) other keys.

@@ -81,6 +81,9 @@ class TableParser {
         records_(bytes, format.delimiter) {}
 
   CsvTable parse() {
+    if (bytes_.starts_with("\xFF\xFE") || bytes_.starts_with("\xFE\xFF")) {
+      fail("is a text in UTF-16, as spreadsheets save \"Unicode text\": save it as CSV in UTF-8");
+    }
     bool has_record = records_.next();
     if (!has_record) fail("has no records, only blank lines");
     if (!records_.fault().empty()) fail_here(std::string(records_.fault()));

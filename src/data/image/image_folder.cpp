@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/files/lasting_path.h"
+#include "core/words.h"
 #include "data/image/decode_image.h"
 #include "data/mapped_bytes.h"
 #include "data/rows.h"
@@ -21,8 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 bool is_image(const fs::path& file) {
-  std::string ending = file.extension().string();
-  for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string ending = lower_case(file.extension().string());
   return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
 }
 
@@ -172,7 +173,7 @@ ImageFolder::ImageFolder(const fs::path& folder, const ImageFolderOptions& optio
         "and positive deviations",
         fmt::join(options_.mean, ", "), fmt::join(options_.deviation, ", "), options_.channels));
   }
-  list(folder);
+  list(lasting_path(folder));
   if (options_.bad_images == BadImages::Skip) leave_out_bad_images();
 }
 
@@ -181,7 +182,14 @@ void ImageFolder::list(const fs::path& folder) {
   std::vector<std::string> names;
   for (fs::directory_iterator entry(folder, status), end; !status && entry != end;
        entry.increment(status)) {
-    if (entry->is_directory()) names.push_back(entry->path().filename().string());
+    std::error_code unknown;
+    const auto type = entry->status(unknown).type();
+    if (type == fs::file_type::directory) names.push_back(entry->path().filename().string());
+    // A class of the data may be behind it.
+    if (type == fs::file_type::none) {
+      throw DataError(
+          fmt::format("[image folder] {}: {}", entry->path().string(), unknown.message()));
+    }
   }
   if (status) {
     throw DataError(fmt::format("[image folder] {}: {}", folder.string(), status.message()));

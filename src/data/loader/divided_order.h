@@ -5,7 +5,6 @@
 #include <compare>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lockstep/data/sampler.h"

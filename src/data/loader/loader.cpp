@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -94,7 +95,7 @@ std::shared_ptr<Ahead<Batch>> start_ahead(Ahead<Batch>::Make make, const AheadPl
     return not_for_children(std::make_shared<Ahead<Batch>>(std::move(make), plan));
   } catch (const std::system_error& refused) {
     throw Error(fmt::format("[loader] cannot start {} threads: {}; lower workers", plan.threads,
-                            refused.what()));
+                            refused.code().message()));
   }
 }
 
@@ -205,11 +206,15 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, Shard rank, LoaderOptions
       Shared{std::move(dataset), part, std::move(options), sampler, sampler.state()});
   if (shared_->options.lanes > 0) shared_->lanes = rank.of(shared_->options.lanes);
   if (batches() == 0 && shared_->options.drop_last) {
+    int64_t needed = 0;  // 2^63 - 1 stands for all samples at once
+    if (__builtin_mul_overflow(shared_->options.batch_size, part.count, &needed)) {
+      needed = std::numeric_limits<int64_t>::max();
+    }
     throw ConfigError(fmt::format(
         "[loader] batch_size {} on {} {} needs {} samples, the data set has {}, and drop_last "
         "leaves none: lower batch_size or do not set drop_last",
         shared_->options.batch_size, part.count, shared_->options.lanes > 0 ? "lanes" : "ranks",
-        shared_->options.batch_size * part.count, samples));
+        needed, samples));
   }
 }
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <exception>
 #include <string>
 

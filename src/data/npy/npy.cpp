@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <utility>
 
 #include "data/mapped_bytes.h"
 #include "data/npy/npy_header.h"

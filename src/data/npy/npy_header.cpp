@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "lockstep/core/error.h"
@@ -173,10 +174,12 @@ NpyHeader parse_npy(std::string_view bytes, const std::string& name) {
   NpyHeader header = HeaderParser(bytes.substr(begin, length), name).parse();
   header.begin = begin + length;
   header.elements = 1;
-  int64_t total = 0;
+  int64_t total = 0, steps = header.element_bytes;
   bool overflows = false;
   for (const int64_t size : header.sizes) {
     overflows = overflows || __builtin_mul_overflow(header.elements, size, &header.elements);
+    // Of an array without elements the strides are to be numbers, too, as NumPy has it.
+    overflows = overflows || __builtin_mul_overflow(steps, std::max<int64_t>(size, 1), &steps);
   }
   overflows = overflows || __builtin_mul_overflow(header.elements, header.element_bytes, &total);
   const auto there = static_cast<int64_t>(bytes.size() - header.begin);

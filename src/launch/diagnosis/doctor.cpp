@@ -18,6 +18,7 @@
 #include <optional>
 
 #include "core/network/address.h"
+#include "core/process/cgroup.h"
 #include "launch/process/binding.h"
 #include "launch/rendezvous/host.h"
 #include "launch/rendezvous/network/listening_socket.h"
@@ -60,19 +61,13 @@ void look_at_cores(Findings& findings) {
   for (const Core& core : usable) nodes = std::max(nodes, core.node + 1);
   good(findings, "cores: {} of {} usable, {} NUMA node{}", cores(), online, nodes,
        nodes == 1 ? "" : "s");
-  std::ifstream quota("/sys/fs/cgroup/cpu.max");
-  std::string limit;
-  double period = 0;
-  if (quota >> limit >> period && limit != "max" && period > 0) {
-    const double allowed = std::stod(limit) / period;
-    if (allowed < cores()) {
-      findings.push_back({Finding::Warning,
-                          fmt::format("the cgroup allows {:.1f} cores' time, fewer than the {} "
-                                      "usable cores",
-                                      allowed, cores()),
-                          "give --nproc-per-node by hand: cpu counts cores, and ranks that are "
-                          "throttled wait for each other"});
-    }
+  if (const auto allowed = group_cores(); allowed && *allowed < cores()) {
+    findings.push_back({Finding::Warning,
+                        fmt::format("the cgroup allows {:.1f} cores' time, fewer than the {} "
+                                    "usable cores",
+                                    *allowed, cores()),
+                        "give --nproc-per-node by hand: cpu counts cores, and ranks that are "
+                        "throttled wait for each other"});
   }
   if (const auto threads = env_text("OMP_NUM_THREADS")) {
     findings.push_back({Finding::Warning, fmt::format("OMP_NUM_THREADS={} is set", *threads),

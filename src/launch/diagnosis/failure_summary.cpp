@@ -10,7 +10,6 @@
 #include <csignal>
 #include <filesystem>
 #include <map>
-#include <string_view>
 #include <system_error>
 
 #include "core/control.h"

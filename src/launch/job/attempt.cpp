@@ -15,8 +15,8 @@
 #include "core/flight/segment.h"
 #include "core/network/address.h"
 #include "launch/diagnosis/failure_summary.h"
+#include "launch/job/background.h"
 #include "launch/job/worker_group.h"
-#include "launch/process/aside.h"
 #include "launch/process/binding.h"
 #include "launch/process/child.h"
 #include "launch/process/environment.h"
@@ -204,10 +204,11 @@ Outcome run_attempt(Session& session, Plan plan, Outside* outside) {
     // waiting.
     const auto opened = std::make_shared<Opened>();
     Outcome early;
-    const bool is_done =
-        do_aside(session, outside, early,
-                 [opened, logs = session.logs, options = session.options,
-                  restarts = plan.restarts] { *opened = open_files(logs, options, restarts); });
+    const bool is_done = run_in_background(
+        session, outside, early,
+        [opened, logs = session.logs, options = session.options, restarts = plan.restarts] {
+          *opened = open_files(logs, options, restarts);
+        });
     if (!is_done) {
       for (const std::string& line : report(early)) session.output.say(line);
       return early;

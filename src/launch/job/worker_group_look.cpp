@@ -1,6 +1,7 @@
 // How the worker group observes its ranks while they run, and reports on them.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/diagnosis/stacks.h"
+#include "launch/diagnosis/threads.h"
 #include "launch/job/late.h"
 #include "launch/job/worker_group.h"
 
@@ -118,14 +120,17 @@ void WorkerGroup::look_for_absent() {
   for (const Seen& seen : look()) {
     if (seen.state == 'Z' || missing.size() == 8) continue;
     const std::string where = whereabouts(seen, now);
-    missing.push_back(
-        fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
+    const std::string threads = waits_of_threads(seen.pid);
+    missing.push_back(fmt::format(
+        "rank {} ({}){}", seen.rank, where.empty() ? "in no collective" : where,
+        threads.empty() ? "" : fmt::format(", pid {}, its threads: {}", seen.pid, threads)));
   }
   output_.say(fmt::format(
-      "{} of {} ranks of this host have exited with status 0; still running after {} s: {}",
+      "{} of {} ranks of this host have exited with status 0; still running after {} s: {} (kill "
+      "-USR2 {} shows their stacks)",
       outcome_.ends.size(), ranks_,
       std::chrono::duration_cast<std::chrono::seconds>(late_after()).count(),
-      fmt::join(missing, ", ")));
+      fmt::join(missing, "; "), getpid()));
 }
 
 }  // namespace lockstep::launch

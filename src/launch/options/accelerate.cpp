@@ -11,6 +11,7 @@
 
 #include "core/files/read_file.h"
 #include "core/nearest.h"
+#include "core/words.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {
@@ -19,18 +20,6 @@ namespace {
 using Words = std::vector<std::string>;
 
 constexpr size_t kMostBytes = 1 << 20;
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
-// YAML reads no as false; accelerate writes 'no' and NO.
-bool says_no(const std::string& word) {
-  const std::string small = lower(word);
-  return small == "no" || small == "false";
-}
 
 const Words kPrecisions = {"no", "fp16", "bf16"};
 const Words kTypes = {"NO", "MULTI_CPU", "MULTI_GPU", "FSDP"};
@@ -109,7 +98,8 @@ std::string File::one_of(const std::string& key, const YAML::Node& node,
                          const Words& values) const {
   const std::string value = text(key, node);
   const auto found = std::find_if(values.begin(), values.end(), [&](const std::string& known) {
-    return value == known || (lower(known) == "no" && says_no(value));
+    // YAML reads no as false; accelerate writes 'no' and NO.
+    return value == known || (lower_case(known) == "no" && !value.empty() && says_no(value));
   });
   if (found != values.end()) return *found;
   fail(node, fmt::format("{}: '{}' is none of {}", key, value, fmt::join(values, ", ")));
@@ -127,7 +117,7 @@ int File::number(const std::string& key, const YAML::Node& node, int low, int hi
 }
 
 bool File::flag(const std::string& key, const YAML::Node& node) const {
-  const std::string word = lower(text(key, node));
+  const std::string word = lower_case(text(key, node));
   if (word == "true" || word == "yes" || word == "on" || word == "1") return true;
   if (word == "false" || word == "no" || word == "off" || word == "0") return false;
   fail(node, fmt::format("{}: '{}' is neither true nor false", key, word));
@@ -149,7 +139,7 @@ File::Reader File::into_flag(const std::string& key, bool& value) const {
 File::Reader File::unused(const std::string& key, const Words& harmless,
                           const std::string& reason) const {
   return [this, key, harmless, reason](const YAML::Node& node) {
-    const std::string value = lower(text(key, node));
+    const std::string value = lower_case(text(key, node));
     if (std::find(harmless.begin(), harmless.end(), value) != harmless.end()) return;
     into_.remarks.push_back(
         fmt::format("{}:{}: {} has no effect: {}", name_, node.Mark().line + 1, key, reason));
@@ -158,12 +148,10 @@ File::Reader File::unused(const std::string& key, const Words& harmless,
 
 File::Reader File::refused_unless_off(const std::string& key, const std::string& reason) const {
   return [this, key, reason](const YAML::Node& node) {
-    if (node.IsScalar() ? node.Scalar().empty() || says_no(node.Scalar()) : node.size() == 0)
-      return;
+    if (node.IsScalar() ? says_no(node.Scalar()) : node.size() == 0) return;
     // TorchDynamo is off by this word.
-    if (node.IsMap() && node["dynamo_backend"] &&
-        says_no(node["dynamo_backend"].as<std::string>("")))
-      return;
+    const YAML::Node backend = node.IsMap() ? node["dynamo_backend"] : YAML::Node();
+    if (backend && backend.IsScalar() && says_no(backend.Scalar())) return;
     fail(node, fmt::format("{} is not supported: {}", key, reason));
   };
 }

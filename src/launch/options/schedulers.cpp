@@ -5,7 +5,6 @@
 #include <set>
 #include <sstream>
 #include <string>
-#include <utility>
 
 #include "core/network/address.h"
 #include "core/place/secret.h"

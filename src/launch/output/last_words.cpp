@@ -12,7 +12,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <thread>
 
 #include "core/process/thread.h"
 #include "launch/diagnosis/failure_report.h"

@@ -77,10 +77,7 @@ Writer::Writer(std::shared_ptr<Bell> bell) : state_(std::make_shared<State>(std:
   try {
     state_->thread = thread_without_signals([state = state_] { work(state); });
   } catch (const std::system_error& error) {
-    throw Error(
-        fmt::format("[run] no thread for the output: {}; raise the limit (ulimit -u, or a "
-                    "container's of processes: pids.max of its cgroup)",
-                    error.what()));
+    throw Error(fmt::format("[run] no thread for the output: {}", error.what()));
   }
 }
 

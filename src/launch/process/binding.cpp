@@ -4,12 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 #include <tuple>
 
+#include "core/process/cgroup.h"
 #include "core/process/cores.h"
 #include "launch/rendezvous/host.h"
 #include "lockstep/core/shard.h"
@@ -17,23 +17,11 @@
 namespace lockstep::launch {
 namespace {
 
-namespace fs = std::filesystem;
-
 // The number in a file of one; 0 where there is none.
 int number_in(const std::string& path) {
   int value = 0;
   std::ifstream(path) >> value;
   return value;
-}
-
-// /sys/devices/system/cpu/cpuN/node3 -> 3
-int node_of(const std::string& cpu_folder) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(cpu_folder, error)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("node") && name.size() > 4) return std::atoi(name.c_str() + 4);
-  }
-  return 0;
 }
 
 Range part(int index, int count, size_t length) {
@@ -44,12 +32,14 @@ Range part(int index, int count, size_t length) {
 
 std::vector<Core> usable_cores() {
   std::vector<Core> found;
+  const auto nodes = numa_nodes_of_cores();
   for (const int id : allowed_cores()) {
     const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}", id);
     // A core's number counts within its socket.
     const int physical = number_in(folder + "/topology/physical_package_id") * 65'536 +
                          number_in(folder + "/topology/core_id");
-    found.push_back({id, node_of(folder), physical});
+    const auto node = nodes.find(id);
+    found.push_back({id, node == nodes.end() ? 0 : node->second, physical});
   }
   std::sort(found.begin(), found.end(), [](const Core& a, const Core& b) {
     return std::tie(a.node, a.physical, a.id) < std::tie(b.node, b.physical, b.id);
@@ -82,9 +72,15 @@ std::vector<int> cores_of(Binding binding, int local, int ranks) {
                                   : cores_of(binding, local, ranks, usable_cores());
 }
 
+int threads_for(int cores, int ranks, std::optional<int> allowed) {
+  return std::max(1, allowed ? std::min(cores, *allowed / ranks) : cores);
+}
+
 int threads_of(Binding binding, int local, int ranks) {
-  if (binding != Binding::Cores) return std::max(1, cores() / ranks);
-  return static_cast<int>(std::max<size_t>(1, cores_of(binding, local, ranks).size()));
+  const int part = binding == Binding::Cores
+                       ? static_cast<int>(cores_of(binding, local, ranks).size())
+                       : cores() / ranks;
+  return threads_for(part, ranks, whole_group_cores());
 }
 
 void bind_to(const std::vector<int>& cores) {

@@ -1,6 +1,7 @@
 // Which cores a rank may use.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "launch/job/run.h"
@@ -23,8 +24,11 @@ std::vector<Core> usable_cores();
 std::vector<int> cores_of(Binding binding, int local, int ranks, const std::vector<Core>& cores);
 std::vector<int> cores_of(Binding binding, int local, int ranks);
 
-// The threads that a rank gets: its part of the cores, at least one.
+// The threads that a rank gets: its part of the cores, and of those whose time the control groups
+// allow, at least one.
 int threads_of(Binding binding, int local, int ranks);
+// The same of `cores` that are its part, of one of `ranks`.
+int threads_for(int cores, int ranks, std::optional<int> allowed);
 
 // Binds this process. Async-signal-safe; what the kernel refuses stays as it was.
 void bind_to(const std::vector<int>& cores);

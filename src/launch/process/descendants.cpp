@@ -8,9 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
 
 namespace lockstep::launch {

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cctype>
-#include <cstddef>
 #include <cstdlib>
 
 namespace lockstep::launch {

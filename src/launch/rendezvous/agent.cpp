@@ -12,8 +12,8 @@
 #include "core/control.h"
 #include "core/security/job_secret.h"
 #include "launch/job/attempt.h"
+#include "launch/job/background.h"
 #include "launch/job/late.h"
-#include "launch/process/aside.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/coordinator/job_spec.h"
 #include "lockstep/core/preemption.h"
@@ -119,14 +119,16 @@ void Agent::wait_without_ranks(Outside::Clock::time_point limit) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Outside::Clock::now());
   poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
   session_.output.pump();
-  while (const auto signal = session_.next_end()) {
-    if (*signal == SIGINT && signal_) {
-      on_kill();  // other hosts still have ranks
-    } else if (*signal != SIGUSR1 || !node_.has_done()) {
-      on_signal(*signal);
-    }
-  }
+  while (const auto signal = session_.next_end()) on_signal_without_ranks(*signal);
   go_on();
+}
+
+void Agent::on_signal_without_ranks(int signal) {
+  if (signal == SIGINT && signal_) {
+    on_kill();  // other hosts still have ranks
+  } else if (signal != SIGUSR1 || !node_.has_done()) {
+    on_signal(signal);
+  }
 }
 
 std::optional<Outside::Clock::time_point> Agent::await(std::vector<pollfd>& events) {
@@ -169,12 +171,16 @@ void Agent::act() {
 
 void Agent::perform(const Dial& dial) {
   session_.tell("connecting to the launcher at " + dial.address);
-  if (node_.has_ranks()) {
-    network_.redial(dial.link, dial.address);  // they are supervised meanwhile
-  } else {
-    network_.dial(dial.link, dial.address);
+  Outcome outcome;
+  std::vector<Address> found;
+  // A name server may take its time, and ranks are to be supervised meanwhile.
+  if (!node_.has_ranks()) {
+    found = resolve_in_background(session_, outcome, Endpoint::parse("address", dial.address, 0));
+    node_.resolved(dial.link, now());
   }
+  network_.dial(dial.link, dial.address, found);
   node_.missed(network_.misses());
+  if (outcome.signal) on_signal_without_ranks(*outcome.signal);
 }
 
 void Agent::perform(const Launch& launch) {
@@ -309,7 +315,7 @@ void Agent::on_close(ConnectionId link, bool refused) {
   act();
 }
 
-void Agent::on_stranger(const std::string& text) {
+void Agent::on_refused_connection(const std::string& text) {
   node_.refused(text);
   act();
 }
@@ -368,7 +374,7 @@ std::optional<Token> exchanged_token(Session& session, const Rendezvous& rendezv
       throw ConfigError(fmt::format("[run] {}{}", error.what(), kAdvice));
     }
   };
-  if (!do_aside(session, nullptr, outcome, ask)) return std::nullopt;
+  if (!run_in_background(session, nullptr, outcome, ask)) return std::nullopt;
   return Token(*secret);
 }
 

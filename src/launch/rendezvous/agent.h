@@ -39,11 +39,12 @@ class Agent : private Outside, private Network::Handler {
   void on_connect(ConnectionId link) override;
   void on_message(ConnectionId link, const MessagePtr& message) override;
   void on_close(ConnectionId link, bool refused) override;
-  void on_stranger(const std::string& text) override;
+  void on_refused_connection(const std::string& text) override;
   void on_disagreement(const std::string& text) override;
 
   // For `limit` at the latest.
   void wait_without_ranks(Outside::Clock::time_point limit);
+  void on_signal_without_ranks(int signal);
   // Reads messages of the other launchers and acts on them.
   void go_on();
   void say_if_stopped();

@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <memory>
-#include <string>
 
 #include "core/process/cores.h"
 #include "launch/job/run.h"

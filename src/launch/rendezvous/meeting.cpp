@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/process/descriptors.h"
+#include "launch/job/background.h"
 
 namespace lockstep::launch {
 namespace {
@@ -36,6 +37,13 @@ class Patience {
     return !signal_;
   }
   std::optional<int> signal() const { return signal_; }
+  // As resolve_in_background().
+  std::vector<Address> addresses_of(const Endpoint& endpoint) {
+    Outcome outcome;
+    auto found = resolve_in_background(session_, outcome, endpoint);
+    signal_ = outcome.signal;
+    return found;
+  }
 
  private:
   Session& session_;
@@ -48,7 +56,7 @@ class Patience {
 std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous& rendezvous,
                                      Patience& patience) {
   for (;;) {
-    auto found = resolve(endpoint.host, endpoint.port).addresses;
+    auto found = patience.addresses_of(endpoint);
     if (!found.empty()) return found;
     if (patience.waits_until(fmt::format("the name of the host '{}' is known", endpoint.host))) {
       continue;
@@ -151,13 +159,14 @@ std::string remark_on_foreign(const Endpoint& endpoint, std::vector<Address> fou
       endpoint.host, chosen.host(), fmt::join(hosts_of(found), ", "));
 }
 
-Address given_address(const std::string& text) {
-  const auto found = resolve(text, 0).addresses;
+// Of --local-addr, which may be a name; none without it, and after a signal.
+std::optional<Address> given_address(const std::string& text, Patience& patience) {
+  if (text.empty()) return std::nullopt;
+  const auto found = patience.addresses_of({text, 0});
   const auto own = std::find_if(found.begin(), found.end(), is_own);
-  if (own == found.end()) {
-    throw ConfigError(fmt::format("[run] --local-addr {}: not an address of this host", text));
-  }
-  return *own;
+  if (own != found.end()) return *own;
+  if (patience.signal()) return std::nullopt;
+  throw ConfigError(fmt::format("[run] --local-addr {}: not an address of this host", text));
 }
 
 // A coordinator without descriptors would make the other launchers wait.
@@ -198,15 +207,17 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
   const auto found = resolve_in_time(endpoint, rendezvous, patience);
   meeting.signal = patience.signal();
   if (meeting.signal) return meeting;
+  const auto given = given_address(rendezvous.local_addr, patience);
+  meeting.signal = patience.signal();
+  if (meeting.signal) return meeting;
   Patience network(std::min(rendezvous.join_timeout, kNetworkComesUp), session);
   const bool must = rendezvous.is_host.value_or(rendezvous.node_rank == 0);
   const bool may = rendezvous.is_host || rendezvous.node_rank
                        ? must
                        : std::any_of(found.begin(), found.end(), is_own);
   if (may) {
-    const Address wanted = rendezvous.local_addr.empty()
-                               ? address_of_coordinator(endpoint, found)
-                               : given_address(rendezvous.local_addr).with_port(endpoint.port);
+    const Address wanted =
+        given ? given->with_port(endpoint.port) : address_of_coordinator(endpoint, found);
     auto socket = listen_in_time(wanted, network);
     meeting.signal = network.signal();
     if (meeting.signal) return meeting;
@@ -221,11 +232,9 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
       meeting.own = local_address(socket->get());
       meeting.socket = std::move(*socket);
       meeting.coordinator = Endpoint{meeting.own.host(), meeting.own.port()}.text();
-      const std::string remark =
-          rendezvous.local_addr.empty() ? remark_on_several(endpoint, found, meeting.own) : "";
+      const std::string remark = given ? "" : remark_on_several(endpoint, found, meeting.own);
       if (!remark.empty()) session.output.say(remark);
-      const bool is_told =
-          rendezvous.is_host || rendezvous.node_rank || !rendezvous.local_addr.empty();
+      const bool is_told = rendezvous.is_host || rendezvous.node_rank || given;
       const std::string doubt = is_told ? "" : remark_on_foreign(endpoint, found, meeting.own);
       if (!doubt.empty()) session.output.say(doubt);
       session.tell("listening at " + meeting.coordinator + ": this launcher is the coordinator");
@@ -233,8 +242,7 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
     }
     meeting.port_is_held = true;
   }
-  std::optional<Address> own;
-  if (!rendezvous.local_addr.empty()) own = given_address(rendezvous.local_addr);
+  std::optional<Address> own = given;
   if (!own) own = source_in_time(found, network);
   meeting.signal = network.signal();
   if (meeting.signal) return meeting;

@@ -11,8 +11,8 @@ struct Timing {
   Time interval = std::chrono::seconds(1);    // between two heartbeats (keep_alive_interval)
   Time lease = std::chrono::seconds(5);       // without one a host is lost (heartbeat_timeout)
   Time rejoin = std::chrono::seconds(30);     // for a host that has lost its job to find it again
-  // From the begin of a coordinator to the first start. Launchers whose coordinator was killed, and
-  // that have ranks left, report them to the new one; they try each `survivor_interval`.
+  // From the beginning of a coordinator to the first start. Launchers whose coordinator was killed,
+  // and that have ranks left, report them to the new one; they try each `survivor_interval`.
   Time survivors = std::chrono::milliseconds(150);
   Time survivor_interval = std::chrono::milliseconds(50);
   // From the end of a host's ranks until the hosts whose ranks still run are named.

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "comm/transport.h"
-#include "lockstep/core/error.h"
 #include "parallel/ddp/packed.h"
 
 namespace lockstep::parallel {

@@ -28,19 +28,24 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
 }
 
 // copy_() takes 18 us for the 0.8 MB that memcpy() copies in 14.
-void copy_into(const at::Tensor& target, const at::Tensor& source) {
-  const bool same = target.device().is_cpu() && source.device().is_cpu() &&
-                    target.scalar_type() == source.scalar_type() &&
-                    target.strides() == source.strides() && target.sizes() == source.sizes() &&
-                    target.is_non_overlapping_and_dense() && !source.is_conj() &&
-                    !source.is_neg() && !source._is_zerotensor();
+bool copy_bytes(void* target, at::ScalarType dtype, const at::Tensor& like,
+                const at::Tensor& source) {
   // Above the grain several threads are faster.
-  if (!same || (at::get_num_threads() > 1 && source.numel() >= at::internal::GRAIN_SIZE)) {
+  if (source.numel() >= at::internal::GRAIN_SIZE && at::get_num_threads() > 1) return false;
+  const bool same = source.device().is_cpu() && source.scalar_type() == dtype &&
+                    source.strides() == like.strides() && source.sizes() == like.sizes() &&
+                    !source.is_conj() && !source.is_neg() && !source._is_zerotensor();
+  if (same) std::memcpy(target, source.const_data_ptr(), source.nbytes());
+  return same;
+}
+
+void copy_into(const at::Tensor& target, const at::Tensor& source) {
+  if (target.device().is_cpu() && target.is_non_overlapping_and_dense() &&
+      copy_bytes(target.mutable_data_ptr(), target.scalar_type(), target, source)) {
+    target.unsafeGetTensorImpl()->bump_version();
+  } else {
     target.copy_(source);
-    return;
   }
-  std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
-  target.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace lockstep::parallel

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/loads.h"
 #include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
@@ -72,6 +73,7 @@ void Packed::finish() {
 
 void broadcast_all(const Group& group, const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
                    int root, std::string_view label) {
+  ++checkpoint::loads();
   std::vector<at::Tensor> chunk;
   int64_t bytes = 0;
   const auto send = [&] {

@@ -36,10 +36,7 @@ void Fsdp::State::begin_backward() {
   for (const auto& unit : units_) {
     unit->fired = 0;
     unit->reduced = unit->ready = false;
-    unit->missing = 0;
-    for (const auto& flat : unit->flats) {
-      if (flat.is_trainable()) unit->missing += flat.members().size();
-    }
+    unit->missing = unit->trainable();
   }
   backward_.begin(weak_from_this(), &State::end_backward, &State::abandon_backward);
 }
@@ -69,9 +66,8 @@ void Fsdp::State::before_backward(Unit& unit, Call& call) {
     ++unit.fired;
     // A unit that activation checkpointing runs twice gets all of its gradients twice.
     if (unit.missing == 0) {
+      unit.missing = unit.trainable();
       for (const auto& flat : unit.flats) {
-        if (!flat.is_trainable()) continue;
-        unit.missing += flat.members().size();
         for (const size_t i : flat.members()) arrived_[i] = false;
       }
     }
@@ -103,6 +99,9 @@ void Fsdp::State::begin_pass() {
   if (is_last_lane()) ++pass_;
   launched_ = 0;
   completed_order_.clear();
+  waiting_.clear();
+  const bool is_part = !plan_.shares && plan_.shards.size() < plan_.all.size();
+  waits_ = lane_plan_ && is_last_lane() && is_part && !whole_;
 }
 
 void Fsdp::State::lend_memory(UnitFlat& flat) {
@@ -196,27 +195,43 @@ void Fsdp::State::launch(Unit& unit) {
     if (!flat.is_trainable()) continue;
     lend_memory(flat);
     if (!lane_plan_) {
-      flat.start_reduce(call(unit.name));
+      in_group([&] { flat.start_reduce(call(unit.name)); });
       in_flight_.push_back(&flat);
       continue;
     }
     if (is_in_lane()) flat.place_lane(*lane_plan_, lane_plan_->open);
     memory_->take_back(flat.drop_gradients());
     if (!is_last_lane()) continue;
-    flat.start_lane_average(*lane_plan_, call(unit.name));
-    in_flight_.push_back(&flat);
+    if (waits_) {
+      waiting_.emplace_back(&flat, &unit);
+    } else {
+      start_lane_average(flat, unit);
+    }
   }
+}
+
+void Fsdp::State::start_lane_average(UnitFlat& flat, const Unit& unit) {
+  flat.start_lane_average(*lane_plan_, call(unit.name));
+  in_flight_.push_back(&flat);
 }
 
 // A transport without a thread of its own progresses only in calls.
 void Fsdp::State::drive() {
-  while (!in_flight_.empty() && in_flight_.front()->advance_reduce()) finish_oldest();
+  const auto is_over = [&] { return in_flight_.front()->advance_reduce(); };
+  while (!in_flight_.empty() && in_group(is_over)) finish_oldest();
 }
 
 void Fsdp::State::finish_oldest() {
   UnitFlat* flat = in_flight_.front();
   in_flight_.pop_front();
-  memory_->take_back(flat->finish_reduce());
+  in_group([&] { memory_->take_back(flat->finish_reduce()); });
+}
+
+void Fsdp::State::discount_calls() {
+  for (const auto& each : fired_) {
+    if (const auto call = each.lock()) call->discount();
+  }
+  fired_.clear();
 }
 
 void Fsdp::State::end_backward() {
@@ -226,10 +241,7 @@ void Fsdp::State::end_backward() {
     unit->backward_open = false;
     close(*unit, After::Keep);
   }
-  for (const auto& each : fired_) {
-    if (const auto call = each.lock()) call->discount();
-  }
-  fired_.clear();
+  discount_calls();
   if (!whole_) hide_unused();
   if (std::exchange(in_pass_, false)) return finish_pass();
   // A model that is frozen now has no pass whose end all ranks meet in: they do here, so that its
@@ -253,10 +265,7 @@ void Fsdp::State::abandon_backward() {
     }
     if (!is_in_lane()) std::ranges::fill(reached_, false);  // otherwise also of the lanes before
   }
-  for (const auto& each : fired_) {
-    if (const auto call = each.lock()) call->discount();
-  }
-  fired_.clear();
+  discount_calls();
   for (const auto& unit : units_) {
     if (std::exchange(unit->backward_open, false)) --unit->uses;
   }
@@ -283,6 +292,7 @@ void Fsdp::State::finish_pass() {
            "forward that gives parameters their first values come before it");
   }
   if (auto text = take_objection_to_writes(); !text.empty()) object(std::move(text));
+  meet_before_lane_average();
   while (launched_ < reduce_order_.size()) launch(*reduce_order_[launched_]);
   while (!in_flight_.empty()) finish_oldest();
   if (lane_plan_) {
@@ -314,6 +324,15 @@ void Fsdp::State::finish_pass() {
     compare_orders(plan_.all, fmt::format("pass {} of Fsdp {}", pass_, caller_), orders_.take());
   }
   if (!ordered_) agree_on_order();
+}
+
+// Averages over lanes are taken by all ranks: a rank that has left out a unit would wait there for
+// one that gathers it in a part of them, and the other way round. So they begin when the ranks that
+// gather have met; one that began before could wait, in its start, for a rank that is here.
+void Fsdp::State::meet_before_lane_average() {
+  if (!std::exchange(waits_, false)) return;
+  in_group([&] { plan_.shards.barrier(call("end of lanes")).wait(); });
+  for (const auto& [flat, unit] : std::exchange(waiting_, {})) start_lane_average(*flat, *unit);
 }
 
 std::vector<char> Fsdp::State::told() const {

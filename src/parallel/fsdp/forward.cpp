@@ -23,13 +23,17 @@ void Fsdp::State::gather(Unit& unit) {
   // Units may have equal sizes: without the context a rank that calls another unit would compute
   // with that one's values.
   options.context = {.name = "Fsdp unit", .number = caller_, .pass = unit.number};
-  for (auto& flat : unit.flats) flat.start_gather(options);
+  in_group([&] {
+    for (auto& flat : unit.flats) flat.start_gather(options);
+  });
   unit.gathering = true;
 }
 
 void Fsdp::State::show(Unit& unit) {
   gather(unit);
-  for (auto& flat : unit.flats) flat.show();
+  in_group([&] {
+    for (auto& flat : unit.flats) flat.show();
+  });
   unit.gathering = false;
   unit.shown = true;
 }
@@ -148,7 +152,7 @@ bool Fsdp::State::is_written() const {
 }
 
 void Fsdp::State::meet(std::string_view label) {
-  if (plan_.others_read()) plan_.shards.barrier(call(label)).wait();
+  if (plan_.others_read()) in_group([&] { plan_.shards.barrier(call(label)).wait(); });
 }
 
 void Fsdp::State::begin_forward() {
@@ -184,8 +188,17 @@ void Fsdp::State::refuse_other_dtype(const c10::Error& error) {
       change, c10::toString(*plan_.options.param_dtype), error.what_without_backtrace()));
 }
 
-void Fsdp::State::watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since) {
+void Fsdp::State::watch_call(Unit& unit, const CallLayer::Tensors& inputs,
+                             const CallLayer::Tensors& outputs, uint64_t since) {
   const auto call = std::make_shared<Call>(weak_from_this(), unit);
+  // An input that is handed on has its gradient when the call's backward is over, and a leaf would
+  // keep the hook.
+  const auto is_older = [&](const at::Tensor& output) {
+    if (is_made_since(output, since)) return false;
+    return output.is_leaf() || std::ranges::any_of(inputs, [&](const at::Tensor& input) {
+             return input.is_same(output);
+           });
+  };
   const auto watch = [&](const at::TensorBase& output) {
     output.register_hook(
         [state = weak_from_this(), &unit, call](const at::TensorBase&) -> at::TensorBase {
@@ -194,7 +207,7 @@ void Fsdp::State::watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint
         });
   };
   for (const auto& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
+    if (!output.defined() || !output.requires_grad() || is_older(output)) continue;
     watch(output);
     // A view that is changed in place gets its gradient through what it is a view of.
     if (output.is_view() && is_made_since(at::Tensor(output._base()), since)) watch(output._base());
@@ -229,13 +242,15 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
     const Depth depth(depth_);
     open(unit);
     Opened opened{*this, unit};
-    if (!recomputes) {
+    // Between unshard() and reshard() nothing is gathered, and ranks may call different units.
+    if (!recomputes && !whole_) {
       order_now_.push_back(&unit);
       if (plan_.options.forward_prefetch) prefetch(unit, 1);
     }
     const uint64_t since = at::sequence_number::peek();
+    const auto given = cast(inputs);
     try {
-      outputs = body(cast(inputs));
+      outputs = body(given);
     } catch (const c10::Error& error) {
       refuse_other_dtype(error);
       throw;
@@ -245,7 +260,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
                  return output.defined() && output.requires_grad();
                });
     if (in_graph) {
-      watch_call(unit, outputs, since);
+      watch_call(unit, given, outputs, since);
       // Its backward is next.
       if (unit.is_root || !plan_.options.reshard_after_forward) {
         opened.after = After::Keep;
@@ -275,7 +290,7 @@ void Fsdp::State::unshard() {
   refuse_early_writes();
   end_whole();
   stale_ = true;
-  begin_forward();
+  if (!is_in_lane()) publish();
   for (const auto& unit : units_) open(*unit);
   wait_for_host();
   whole_ = true;

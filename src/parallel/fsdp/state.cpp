@@ -8,6 +8,7 @@
 #include <map>
 
 #include "checkpoint/file_memory.h"
+#include "comm/transport.h"
 #include "core/files/lasting_path.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/deferred_init.h"
@@ -326,9 +327,7 @@ void Fsdp::State::attach() {
       if (unit->is_root) blocks.push_back(flat.gradient_bytes());
       if (!unit->is_root) largest = std::max(largest, flat.gradient_bytes());
     }
-    bool trains = false;
-    for (const auto& flat : unit->flats) trains = trains || flat.is_trainable();
-    if (trains) reduce_order_.insert(reduce_order_.begin(), unit.get());
+    if (unit->trainable() > 0) reduce_order_.insert(reduce_order_.begin(), unit.get());
   }
   // One unit computes its gradients while the averages of the one before it are on their way.
   if (largest > 0) blocks.insert(blocks.end(), 2, largest);
@@ -366,6 +365,13 @@ comm::CallOptions Fsdp::State::call(std::string_view label) const {
   return {.label = label,
           .context = {.name = "Fsdp", .number = caller_, .pass = pass_},
           .advice = "or a rank called other layers, or skipped a batch: see docs/fsdp.md"};
+}
+
+void Fsdp::State::end_all_groups(const std::string& why) const {
+  if (plan_.shards.size() == plan_.all.size() && !plan_.resharded) return;  // there is one
+  for (const Group* group : {&plan_.all, &plan_.shards, &plan_.replicas}) {
+    if (group->size() > 1) group->transport().abort_all(why);
+  }
 }
 
 void Fsdp::State::zero_grad() {

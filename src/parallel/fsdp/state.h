@@ -11,6 +11,7 @@
 
 #include "core/files/fd.h"
 #include "data/loader/divided_order.h"
+#include "lockstep/core/error.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/lanes.h"
@@ -83,6 +84,18 @@ class Fsdp::State : public GradientListener,
                    std::string complaint) const;
   void make_units(const std::vector<PlannedUnit>& planned);
   comm::CallOptions call(std::string_view label) const;
+  void end_all_groups(const std::string& why) const;
+  // Runs calls of a group that may be a part of all ranks. Where one fails, the others end, too:
+  // their ranks would wait for this one until the deadline.
+  template <class Calls>
+  auto in_group(const Calls& calls) const {
+    try {
+      return calls();
+    } catch (const CommError& error) {
+      end_all_groups(error.what());
+      throw;
+    }
+  }
 
   // forward.cpp
   CallLayer::Tensors forward(Unit& unit, const CallLayer::Tensors& inputs,
@@ -97,7 +110,8 @@ class Fsdp::State : public GradientListener,
   bool is_written() const;
   void meet(std::string_view label);
   void refuse_other_dtype(const c10::Error& error);
-  void watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since);
+  void watch_call(Unit& unit, const CallLayer::Tensors& inputs, const CallLayer::Tensors& outputs,
+                  uint64_t since);
   CallLayer::Tensors cast(const CallLayer::Tensors& inputs) const;
   void open(Unit& unit);
   enum class After { Free, Reshard, Keep };
@@ -113,6 +127,7 @@ class Fsdp::State : public GradientListener,
   void begin_backward();
   void before_backward(Unit& unit, Call& call);
   void after_backward(Unit& unit);
+  void discount_calls();
   void end_backward();
   void abandon_backward();
   void guard(size_t parameter);
@@ -124,6 +139,8 @@ class Fsdp::State : public GradientListener,
   void finish_oldest();
   void lend_memory(UnitFlat& flat);
   void finish_pass();
+  void start_lane_average(UnitFlat& flat, const Unit& unit);
+  void meet_before_lane_average();
   void finish_buffers();
   size_t count_flags() const;
   std::vector<char> told() const;
@@ -187,6 +204,9 @@ class Fsdp::State : public GradientListener,
   data::NewOrders orders_;  // of samples, to compare
   size_t launched_ = 0;
   std::deque<UnitFlat*> in_flight_;
+  // In a rank's last lane: whether averages begin when ranks have met, and which wait for that.
+  bool waits_ = false;
+  std::vector<std::pair<UnitFlat*, const Unit*>> waiting_;
 };
 
 }  // namespace lockstep::parallel

@@ -120,11 +120,9 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
   ranges_.resize(members_.size());
   for (const auto& [member, range] : layout_.portions(own_)) ranges_[member] = range;
   for (size_t i = 0; i < members_.size(); ++i) {
-    const auto& [name, numel, begin] = layout_.members()[i];
-    const int64_t place = ranges_[i].size() > 0 ? begin + ranges_[i].begin - own_.begin : 0;
+    const std::string& name = layout_.members()[i].name;
     // Of a version of its own: an optimizer of some parameters writes to no others.
-    leaves_.push_back(
-        shard_.narrow(0, place, ranges_[i].size()).variable_data().requires_grad_(trainable_));
+    leaves_.push_back(part_of(shard_, i).variable_data().requires_grad_(trainable_));
     checkpoint::mark_part(leaves_.back(), {.name = name,
                                            .sizes = parameters_[i].sizes().vec(),
                                            .strides = parameters_[i].strides().vec(),
@@ -171,6 +169,12 @@ std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat,
     parts.push_back(as_reals(flat.narrow(0, cuts[rank], cuts[rank + 1] - cuts[rank])));
   }
   return parts;
+}
+
+at::Tensor UnitFlat::part_of(const at::Tensor& own, size_t member) const {
+  const Range& range = ranges_[member];
+  if (range.size() == 0) return own.narrow(0, 0, 0);
+  return own.narrow(0, layout_.members()[member].begin + range.begin - own_.begin, range.size());
 }
 
 void UnitFlat::publish() {
@@ -277,14 +281,17 @@ void UnitFlat::use(at::Tensor memory) { gradients_ = memory.view(reduce_); }
 
 void UnitFlat::add_gradient(size_t member, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  const at::Tensor place =
-      place_in_flat(gradients_, layout_.members()[member].begin, parameters_[member]);
-  if (have_[member]) {
-    place.add_(gradient);
-  } else {
-    copy_into(place, gradient);
+  const at::Tensor& parameter = parameters_[member];
+  const int64_t begin = layout_.members()[member].begin;
+  const bool adds = std::exchange(have_[member], true);
+  if (!adds && device().is_cpu()) {
+    // Of small gradients a view takes longer than the copy.
+    char* const memory = static_cast<char*>(gradients_.mutable_data_ptr());
+    if (copy_bytes(memory + begin * gradients_.element_size(), reduce_, parameter, gradient))
+      return;
   }
-  have_[member] = true;
+  const at::Tensor place = place_in_flat(gradients_, begin, parameter);
+  adds ? place.add_(gradient) : place.copy_(gradient);
 }
 
 void UnitFlat::clear_absent() {
@@ -297,6 +304,10 @@ void UnitFlat::clear_absent() {
 void UnitFlat::prepare_average() {
   if (!average_.defined() || others_have_averages()) {
     average_ = plan_.memory_of_shards(own_.size(), options_of(layout_.dtype()));
+    average_parts_.clear();
+    for (size_t i = 0; i < members_.size(); ++i) {
+      average_parts_.push_back(part_of(average_, i).variable_data());
+    }
   }
   if (shard_.device() != device()) {
     received_ = at::empty({own_.size()}, options_of(reduce_));
@@ -308,12 +319,14 @@ void UnitFlat::prepare_average() {
 }
 
 bool UnitFlat::others_have_averages() const {
-  size_t own = 1;
-  for (const at::Tensor& leaf : leaves_) {
-    const at::Tensor& gradient = leaf.grad();
-    if (gradient.defined() && gradient.has_storage() && gradient.is_alias_of(average_)) ++own;
+  if (average_.storage().use_count() > 1 + average_parts_.size()) return true;
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    const at::Tensor& part = average_parts_[i];
+    // One that was a gradient may have been given other memory.
+    if (part.use_count() > (leaves_[i].grad().is_same(part) ? 2U : 1U)) return true;
+    if (part.requires_grad() || !part.is_alias_of(average_)) return true;
   }
-  return average_.storage().use_count() > own;
+  return false;
 }
 
 bool UnitFlat::averages_in_place() const {
@@ -391,7 +404,7 @@ at::Tensor UnitFlat::finish_reduce() {
     if (!second_) start_second_reduce();
     reduce_work_.wait();
     const at::NoGradGuard no_grad;
-    received_.div_(plan_.all.size());
+    as_reals(received_).div_(plan_.all.size());
   }
   bring_to_shard();
   return drop_gradients();
@@ -411,23 +424,27 @@ void UnitFlat::settle(const std::vector<char>& reached) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < members_.size(); ++i) {
     if (!reached[members_[i]]) continue;
-    const int64_t begin = layout_.members()[i].begin + ranges_[i].begin - own_.begin;
-    const auto part = [&](const at::Tensor& flat) {
-      return flat.narrow(0, ranges_[i].size() > 0 ? begin : 0, ranges_[i].size());
-    };
     at::Tensor& gradient = leaves_[i].mutable_grad();
     if (gradient.defined()) {
-      gradient.add_(part(received_));
+      gradient.add_(part_of(received_, i));
       continue;
     }
-    gradient = part(average_).detach();
-    if (!received_.is_same(average_)) gradient.copy_(part(received_));
+    gradient = average_parts_[i];
+    if (!received_.is_same(average_)) gradient.copy_(part_of(received_, i));
   }
   received_ = at::Tensor();
 }
 
 void UnitFlat::zero_grad() {
   for (auto& leaf : leaves_) leaf.mutable_grad() = at::Tensor();
+}
+
+size_t Unit::trainable() const {
+  size_t count = 0;
+  for (const auto& flat : flats) {
+    if (flat.is_trainable()) count += flat.members().size();
+  }
+  return count;
 }
 
 }  // namespace lockstep::parallel

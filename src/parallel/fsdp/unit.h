@@ -147,6 +147,8 @@ class UnitFlat {
   void zero_grad();
 
  private:
+  // Of this rank's elements, the member's.
+  at::Tensor part_of(const at::Tensor& own, size_t member) const;
   static std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<int64_t>& cuts);
   void start_second_reduce();
   void clear_absent();
@@ -154,7 +156,8 @@ class UnitFlat {
     return at::TensorOptions(dtype).device(device());
   }
   void prepare_average();
-  // Whether somebody keeps a gradient that a leaf had, with its values.
+  // Whether the program refers to a gradient that a leaf had, which keeps its values, or has
+  // changed its memory or requires_grad.
   bool others_have_averages() const;
   bool averages_in_place() const;
   void bring_to_shard();
@@ -185,7 +188,8 @@ class UnitFlat {
 
   at::Tensor gradients_;  // all elements of this rank's own
   std::vector<char> have_;
-  at::Tensor average_;   // of this rank's elements, as the leaves' gradients
+  at::Tensor average_;                     // of this rank's elements, as the leaves' gradients
+  std::vector<at::Tensor> average_parts_;  // those, by member
   at::Tensor received_;  // the same as it comes, where that is not average_ itself
   comm::Work reduce_work_;
   bool second_ = false;  // the replicas' sum is under way
@@ -206,6 +210,9 @@ struct Unit {
   PlannedUnit planned;
   std::vector<UnitFlat> flats;
   bool is_root = false;
+
+  // How many of its parameters are.
+  size_t trainable() const;
 
   int uses = 0;  // calls and passes that need the parameters
   bool shown = false;

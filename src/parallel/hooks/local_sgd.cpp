@@ -12,10 +12,18 @@ comm::Work LocalSgd::start(const Group& group, const Bucket& bucket) {
   const Group& over = communicates() ? group : options_.subgroup;
   // A pass ends with its last bucket; the next one begins with bucket 0.
   if (bucket.last) ++iteration_;
+  gradients_ = bucket.index == 0 ? 0 : gradients_;
+  gradients_ += bucket.names.size();
   if (over.size() == 1) return {};
   bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
   return over.all_reduce(bucket.flat, ReduceOp::Average,
                          {.label = fmt::format("bucket {}", bucket.index)});
+}
+
+// On all ranks alike, so only of passes that all of them were in.
+void LocalSgd::end_pass(const std::vector<std::string>& unused) {
+  const bool is_empty = gradients_ > 0 && unused.size() >= gradients_;
+  if (is_empty && iteration_ <= options_.start_iteration) --iteration_;
 }
 
 void refuse_local_gradients(const std::vector<at::Tensor>& parameters, std::string_view address) {

@@ -74,6 +74,8 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
   const bool exactly = iteration < options_.start_iteration;
   // A pass ends with its last bucket.
   if (bucket.last) ++iteration_;
+  gradients_ = bucket.index == 0 ? 0 : gradients_;
+  gradients_ += bucket.names.size();
   if (exactly) {
     bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
     return group.all_reduce(bucket.flat, ReduceOp::Average, {.label = label});
@@ -165,6 +167,7 @@ void PowerSgd::attach(const Tensors& parameters) {
 }
 
 void PowerSgd::end_pass(const std::vector<std::string>& unused) {
+  if (gradients_ > 0 && unused.size() >= gradients_) --iteration_;
   for (const auto& name : unused) {
     const at::Tensor error = kept_->of(kError + name), q = kept_->of(kQ + name);
     if (error.defined()) kept_->revert(kError + name, at::zeros_like(error));

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "comm/reduce/tree.h"
 #include "comm/transport.h"

@@ -8,7 +8,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>

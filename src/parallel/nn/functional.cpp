@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <string_view>
 

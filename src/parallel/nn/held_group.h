@@ -3,7 +3,6 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <string_view>
 #include <utility>
 
 #include "lockstep/comm/group.h"

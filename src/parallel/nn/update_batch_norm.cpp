@@ -117,6 +117,7 @@ size_t update_batch_norm(torch::nn::Module& module, const Group& group,
                          const std::function<void()>& run) {
   refuse_lanes(group, "update_batch_norm",
                "call it with World::solo(), and with all batches on each rank");
+  group.refuse_python_ranks("update_batch_norm");
   if (!run) throw ConfigError("[update_batch_norm] the function that takes batches is empty");
   const auto modules = modules_of(module);
   std::vector<NormLayer> layers;

@@ -225,31 +225,37 @@ void ZeroOptimizer::Parts::point_to_gradients() {
 }
 
 // Each rank has updated its part by its own options: that they differ shows nowhere else.
-void ZeroOptimizer::Parts::spread() {
+void ZeroOptimizer::Parts::call(
+    const std::function<void(const comm::CallOptions&)>& collective) const {
   const std::vector<double> numbers = checkpoint::option_numbers(*optimizer);
   const uint64_t print = fingerprint(std::string_view(reinterpret_cast<const char*>(numbers.data()),
                                                       numbers.size() * sizeof(double)));
   const std::string label = numbers.empty()
                                 ? "zero: updated"
                                 : fmt::format("zero: updated, rate {:.6g}", numbers.front());
-  const comm::CallOptions options{.label = label,
-                                  .context = {.name = "ZeroOptimizer",
-                                              .number = caller,
-                                              .pass = static_cast<uint32_t>(print ^ (print >> 32))},
-                                  .advice = kUpdatedOtherwise};
-  if (shared) {
-    group.barrier(options).wait();
-    return;
-  }
-  for (const auto& flat : flats) {
-    std::vector<at::Tensor> parts;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const auto part =
-          flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
-      parts.push_back(as_reals(part));
+  collective({.label = label,
+              .context = {.name = "ZeroOptimizer",
+                          .number = caller,
+                          .pass = static_cast<uint32_t>(print ^ (print >> 32))},
+              .advice = kUpdatedOtherwise});
+}
+
+void ZeroOptimizer::Parts::spread() {
+  call([&](const comm::CallOptions& options) {
+    if (shared) {
+      group.barrier(options).wait();
+      return;
     }
-    group.all_gather(parts, parts[group.rank()], options).wait();
-  }
+    for (const auto& flat : flats) {
+      std::vector<at::Tensor> parts;
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const auto part =
+            flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
+        parts.push_back(as_reals(part));
+      }
+      group.all_gather(parts, parts[group.rank()], options).wait();
+    }
+  });
 }
 
 // What the inner optimizer refuses on this rank alone, whose part may be of another dtype, the
@@ -291,6 +297,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
     parts_->copy_in();
     group.barrier({.label = "zero"}).wait();
     parts_->alias();
+    parts_->note_versions();
   }
   comm::together(group, "zero", [&] {
     parts_->optimizer = make(parts_->own_groups(groups));
@@ -374,6 +381,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
   parts.check_gradients();
   check_same_gradients(parts.parameters, parts.group);
   parts.point_to_gradients();
+  const at::Tensor written = parts.written();
   if (parts.any_elsewhere()) {
     if (const auto text = tied_by_memory(parts.parameters); !text.empty()) {
       throw ConfigError("[zero] " + text);
@@ -381,10 +389,11 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
     parts.move();
   }
   // A rank may still read the one copy, as for a metric after its backward().
-  if (parts.shared) parts.spread();
+  if (parts.shared) parts.meet(written);
   parts.step();
   parts.spread();
   parts.count_updates();
+  parts.note_versions();
   return loss;
 }
 

@@ -1,8 +1,8 @@
 // How a ZeroOptimizer shards its parameters.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/shard.h"
@@ -36,6 +36,9 @@ struct ZeroOptimizer::Parts {
   std::unique_ptr<Optimizer> optimizer;
   bool shared = false;
   uint32_t caller = 0;  // which ZeroOptimizer of the group this is
+  // Of shared parameters, when all ranks last had the same: to see which ranks write to them.
+  std::vector<int64_t> versions;
+  uint64_t loads = 0;  // checkpoint::loads() at that time
 
   void lay_out(bool share);
   void take_memory(bool share);
@@ -49,7 +52,12 @@ struct ZeroOptimizer::Parts {
   std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
   void check_gradients() const;
   void point_to_gradients();
+  void note_versions();
+  at::Tensor written() const;
+  void meet(at::Tensor written);
   void step();
+  // A collective that compares the ranks' options.
+  void call(const std::function<void(const comm::CallOptions&)>& collective) const;
   void spread();
   void count_updates() const;
 };

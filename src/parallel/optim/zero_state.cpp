@@ -2,8 +2,6 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
-#include <algorithm>
-#include <numeric>
 #include <typeinfo>
 
 #include "checkpoint/optimizer_fields.h"

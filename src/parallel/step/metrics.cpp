@@ -33,6 +33,7 @@ std::string kind_of(const at::Tensor& rows) {
 
 // By rank. Throws on all ranks when their rows are not of one kind.
 std::vector<int64_t> counts_of(const at::Tensor& rows, const Group& group) {
+  group.refuse_python_ranks("gather_for_metrics");
   const bool has_rows = rows.defined() && rows.dim() > 0;
   const auto all =
       group.all_gather_bytes(fmt::format("{}:{}", has_rows ? rows.size(0) : 0, kind_of(rows)),

@@ -3,7 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
-#include <cstdlib>
 #include <mutex>
 
 #include "checkpoint/generators.h"

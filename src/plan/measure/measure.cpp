@@ -21,6 +21,7 @@ using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 // What one unit did in a pass.
 struct UnitPass {
   int64_t calls = 0;
+  bool has_backward = false;                // of any call
   double before = 0;                        // alive when it was called first
   double kept = 0, results = 0, flops = 0;  // of all its calls
   double working = 0;                       // beside what is kept, the most of forward and backward
@@ -64,6 +65,7 @@ class Probe : public parallel::CallLayer {
     // results of the unit before, which may be the same tensors.
     for (const auto& result : results) {
       if (!result.defined() || !result.requires_grad()) continue;
+      pass_.has_backward = true;
       result.register_hook([this](const at::Tensor& gradient) {
         if (working_ != nullptr) working_->finish();
         working_ = this;
@@ -80,12 +82,13 @@ class Probe : public parallel::CallLayer {
     return results;
   }
 
- private:
+  // Of its backward.
   void finish() {
     pass_.working = std::max(pass_.working, memory_.window_peak() - level_);
     working_ = nullptr;
   }
 
+ private:
   UnitPass& pass_;
   Allocations& memory_;
   const FlopCounter& flops_;
@@ -118,6 +121,7 @@ Pass run(torch::nn::Module& module, const std::function<at::Tensor()>& loss, con
     out.whole.flops = flops.count();
     out.whole.kept = memory->now();
     value.backward();
+    if (working != nullptr) working->finish();  // whose inputs have no gradients
   }
   out.whole.peak = memory->peak();
   drop_gradients(module);
@@ -194,15 +198,24 @@ ModelProfile measure(torch::nn::Module& module, const std::function<at::Tensor(i
     ProfileUnit unit{.name = of.name()};
     for (const auto& parameter : of.parameters()) {
       if (!taken.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      unit.parameters.push_back(parameter.numel());
+      if (parameter.requires_grad()) {
+        unit.parameters.push_back(parameter.numel());
+      } else {
+        unit.frozen += parameter.numel();
+      }
     }
     return unit;
   };
   const auto samples = static_cast<double>(options.batch);
+  // What stays of a pass without a backward is the input of what has one.
+  const auto kept_by = [&](const UnitPass& unit, double bytes) {
+    return unit.has_backward ? bytes : 0;
+  };
   // What was kept before the first unit is freed after the last one's backward.
   double lead_fixed = 0, lead_each = 0;
   if (!options.units.empty()) {
-    const Line lead(one.units[0].before, two.units[0].before, options.batch);
+    const UnitPass &a = one.units[0], &b = two.units[0];
+    const Line lead(kept_by(a, a.before), kept_by(b, b.before), options.batch);
     profile.units.push_back(
         {.name = "before the units", .kept = lead.each, .fixed_kept = lead.fixed});
     lead_fixed = lead.fixed;
@@ -217,15 +230,20 @@ ModelProfile measure(torch::nn::Module& module, const std::function<at::Tensor(i
                       options.units[i]->name()));
     }
     ProfileUnit unit = take(*options.units[i]);
-    const Line kept(a.kept, b.kept, options.batch), working(a.working, b.working, options.batch);
+    const Line kept(kept_by(a, a.kept), kept_by(b, b.kept), options.batch);
+    const Line working(a.working, b.working, options.batch);
     unit.kept = kept.each;
     unit.fixed_kept = kept.fixed;
     unit.transient = working.each;
     unit.fixed_transient = working.fixed;
     // Its results are the next one's input, which is kept when that is recomputed.
     unit.input = Line(a.results, b.results, options.batch).each;
+    if (i > 0 && a.has_backward && !one.units[i - 1].has_backward) {  // and its own, as the first
+      unit.input += Line(one.units[i - 1].results, two.units[i - 1].results, options.batch).each;
+    }
     unit.flops = a.flops / samples;
     unit.is_block = true;
+    unit.has_backward = a.has_backward;
     unit_fixed += kept.fixed;
     unit_each += kept.each;
     unit_flops += a.flops;

@@ -54,7 +54,8 @@ int main(int argc, char** argv) try {
     what = words[0].substr(kAgainst.size());
     words.erase(words.begin());
   }
-  if (words.size() > 1 || !(what.empty() || what == "ddp" || what == "all_reduce")) {
+  const bool is_flag = !words.empty() && words[0].size() > 1 && words[0].starts_with('-');
+  if (is_flag || words.size() > 1 || !(what.empty() || what == "ddp" || what == "all_reduce")) {
     throw lockstep::ConfigError(
         "[bench] usage: lockstep-bench [--against=all_reduce | --against=ddp] [FILE]");
   }

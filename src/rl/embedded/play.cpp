@@ -1,8 +1,6 @@
 // Agents that read the task, not the conversation.
 #include <fmt/format.h>
 
-#include <memory>
-
 #include "core/hash/counter.h"
 #include "lockstep/rl/dialogue.h"
 #include "rl/embedded/environment.h"

@@ -1,5 +1,4 @@
 // What is asked, and how.
-#include <fmt/format.h>
 
 #include <algorithm>
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/hash/counter.h"
 #include "rl/chat/python_json.h"
 
 namespace lockstep::rl::embedded {

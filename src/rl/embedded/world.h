@@ -2,14 +2,10 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "core/hash/counter.h"
 
 namespace lockstep::rl::embedded {
 

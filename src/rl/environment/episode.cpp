@@ -48,6 +48,7 @@ std::vector<Message> Episode::begin(const TaskKey& task, uint64_t key) {
   reward_ = {};
   try {
     scene_ = environment_->reset(task, key);
+    scene_.task = task;
     auto seen = scene_.history;
     // A history may end with what the agent has yet to answer.
     if (seen.empty() || seen.back().role == Role::Assistant) {
@@ -112,11 +113,19 @@ std::vector<Message> Episode::call_tools(std::vector<ToolCall> calls) {
   log_.push_back(as_calls(Role::Assistant, calls));
   std::vector<Message> seen;
   for (const auto& call : calls) {
-    seen.push_back(environment_->call(call));
-    log_.push_back(seen.back());
+    seen.push_back(answer_to(call));
     errors_ += seen.back().error;
   }
   return seen;
+}
+
+const Message& Episode::answer_to(const ToolCall& call) {
+  log_.push_back(environment_->call(call));
+  Message& answer = log_.back();
+  answer.role = Role::Tool;
+  answer.call_id = call.id;
+  answer.by = call.by;
+  return answer;
 }
 
 std::vector<Message> Episode::user_speaks() {
@@ -132,10 +141,7 @@ std::vector<Message> Episode::user_speaks() {
       if (ends_conversation(said.content)) why_ = End::UserStop;
       return {said};
     }
-    for (const auto& call : said.calls) {
-      log_.push_back(environment_->call(call));
-      log_.back().by = Party::User;
-    }
+    for (const auto& call : said.calls) answer_to(call);
   }
   throw EnvironmentError(fmt::format("[rl] Episode: the user of {} called tools {} times in a row",
                                      name_of(scene_.task), kMostUserCalls));
@@ -153,9 +159,12 @@ void Episode::check_finite() const {
 }
 
 // Trials count as solved from 1 on, and scores of several domains are compared.
-void Episode::check_range() const {
-  constexpr double kRounding = 1e-6;  // of an environment's own sum
-  if (reward_.value >= -kRounding && reward_.value <= 1 + kRounding) return;
+void Episode::check_range() {
+  constexpr double kRounding = 1e-6;  // of an environment's own sum, which ten times 0.1 is not 1
+  for (const double end : {0.0, 1.0}) {
+    if (std::abs(reward_.value - end) <= kRounding) reward_.value = end;
+  }
+  if (reward_.value >= 0 && reward_.value <= 1) return;
   throw ConfigError(
       fmt::format("[rl] Episode: the environment of {} gave a reward of {}, which is not within "
                   "[0, 1]: scale it",

@@ -141,18 +141,21 @@ void copy(const models::Transformer& from, models::Transformer& to) {
   for (size_t i = 0; i < source.size(); ++i) target[i].copy_(source[i]);
 }
 
+// In place of what could not be read, or of what another job has made meanwhile, which is the same.
 void keep(const WarmedUp& made, const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code ignored;  // a cache that cannot be written to costs time, nothing else
-  const std::string aside = fmt::format("{}.{}", folder, getpid());
+  const std::string aside = fmt::format("{}.{}", folder, getpid()), before = aside + ".before";
   try {
     fs::create_directories(aside);
     models::save_transformer(made.net, aside);
     made.tokenizer.save(aside + "/tokenizer.json");
+    fs::rename(folder, before, ignored);
     fs::rename(aside, folder, ignored);
   } catch (const std::exception&) {
   }
   fs::remove_all(aside, ignored);
+  fs::remove_all(before, ignored);
 }
 
 }  // namespace
@@ -191,6 +194,7 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
       json = text::Tokenizer::from_file(folder).to_json();
     } catch (const std::exception&) {  // made again
       json.clear();
+      kept = nullptr;
     }
   }
   json = group.broadcast_bytes(json);

@@ -58,6 +58,7 @@ Phase start(const RunOptions& o) {
     out.calls.push_back({"all_reduce", "bucket, LaneMean",
                          fmt::format("else {} steps: the gradient and the loss of {} dialogues",
                                      o.warm_steps, o.warm_batch)});
+    out.calls.push_back({"all_reduce", "any_rank", "after each, as before an iteration"});
   }
   out.calls.push_back({"broadcast", "first state", "the parameters of rank 0"});
   out.calls.push_back({"all_gather_bytes", "problems, baselines", "what scripted agents earn"});
@@ -71,6 +72,7 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
     phase.calls.push_back({"all_gather", "units", "all parameters, while texts are written"});
   }
   phase.calls.push_back({"all_gather_bytes", "outcomes", "reward, length and end of " + episodes});
+  phase.calls.push_back({"all_reduce", "any_rank", "whether a rank was told so while it played"});
 }
 
 Phase iteration(const RunOptions& o, int64_t iterations) {

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -166,6 +165,22 @@ std::string written(const std::string& path, const std::function<std::string()>&
     return error.what();
   }
   return "";
+}
+
+std::string write_result_files(const std::string& folder, const std::string& results,
+                               const std::string& metrics) {
+  std::string problem;
+  const auto write = [&](const std::string& name, const std::function<std::string()>& text) {
+    const std::string other = written(folder + "/" + name, text);
+    if (problem.empty()) problem = other;
+  };
+  write("results.json", [&] { return results; });
+  if (!metrics.empty()) write("metrics.json", [&] { return metrics; });
+  for (const auto& [name, picture] : pictures(results, metrics)) {
+    write(name, [&picture = picture] { return picture; });
+  }
+  write("analysis_report.md", [&] { return analysis_report(results, metrics); });
+  return problem;
 }
 
 std::string linked(const std::string& folder, const std::string& name, const std::string& target) {

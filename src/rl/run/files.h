@@ -42,10 +42,14 @@ std::map<std::string, std::string> pictures(const std::string& results, const st
 
 // Replaces the file by this text. Returns what went wrong; nothing when all is well.
 std::string written(const std::string& path, const std::function<std::string()>& text);
+// Writes results.json, of this text, and what is made of it: pictures, the report, and, of a text
+// that is not empty, metrics.json. Returns what first went wrong.
+std::string write_result_files(const std::string& folder, const std::string& results,
+                               const std::string& metrics);
 // Makes `folder`/`name` a link to `target`, unless there is something of that name. As written().
 std::string linked(const std::string& folder, const std::string& name, const std::string& target);
 
-// What is said at the begin, with the options that are not of the preset.
+// What is said at the beginning, with the options that are not of the preset.
 std::string header_text(const comm::World& world, const RunOptions& options, const Facts& facts);
 // The matrix as lines of text.
 std::string matrix_text(const RunResult& result, const Curriculum& curriculum);

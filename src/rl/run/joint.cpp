@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "rl/run/setup.h"
@@ -17,6 +18,10 @@ constexpr const char* kMeasured[] = {
     "model",          "env",        "user",        "solo",        "tasks-per-domain",
     "learning-ratio", "eval-tasks", "eval-trials", "difficulty",  "eval-temperature",
     "max-new-tokens", "max-turns",  "context",     "chat-format", "seed"};
+
+// The same, and what runs had before there were these options.
+constexpr std::pair<const char*, const char*> kMeasuredSince[] = {{"mixed", "refuse"},
+                                                                  {"parallel-calls", "false"}};
 
 // Of a file with tasks its digest tells what is in it, wherever it is.
 std::string tasks_of(const std::string& file) {
@@ -54,6 +59,10 @@ std::map<std::string, double> read_joint(const RunOptions& options) {
   const auto mine = options.as_text();
   for (const char* name : kMeasured) {
     const std::string theirs = config.at(name), ours = mine.at(name);
+    if (theirs != ours) throw measured_with(name, theirs, ours);
+  }
+  for (const auto& [name, before] : kMeasuredSince) {
+    const std::string theirs = config.value(name, before), ours = mine.at(name);
     if (theirs != ours) throw measured_with(name, theirs, ours);
   }
   check_tasks(config, mine, options.order);

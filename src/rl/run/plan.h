@@ -1,4 +1,4 @@
-// What a run does, one unit after another; the same on every rank, known from the begin.
+// What a run does, one unit after another; the same on every rank, known from the beginning.
 #pragma once
 
 #include <cstdint>

@@ -56,7 +56,8 @@ ChatFormat chat_format_of(const RunOptions& options) {
 }
 
 WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
-                     const std::string& folder, const std::function<void(std::string)>& say) {
+                     const std::string& folder, const std::function<void(std::string)>& say,
+                     const std::function<void()>& each_step) {
   if (!folder.empty()) {
     models::Transformer net{nullptr};
     std::optional<text::Tokenizer> tokenizer;
@@ -79,6 +80,7 @@ WarmedUp make_policy(const comm::World& world, const Course& course, const RunOp
   warm.on_step = [&](int64_t step, double loss) {
     if (step % 100 == 0)
       say(fmt::format("warm-up step {} of {}: loss {:.3f}", step, options.warm_steps, loss));
+    each_step();
   };
   auto made = warm_up(world, course.demonstrate, course.text, course.arenas, warm);
   say(made.cached ? "the warm-up was in the cache"

@@ -15,9 +15,11 @@
 namespace lockstep::rl {
 
 // Loads the model of `folder`, or, where that is empty, warms a tiny one up. `say` is told of the
-// warm-up. Every rank calls it. Throws ConfigError on all ranks.
+// warm-up; `each_step` is called on every rank after each step of it, and may throw on all of them.
+// Every rank calls it. Throws ConfigError on all ranks.
 WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
-                     const std::string& folder, const std::function<void(std::string)>& say);
+                     const std::string& folder, const std::function<void(std::string)>& say,
+                     const std::function<void()>& each_step);
 
 // What a run keeps of a stage. Every rank calls its functions.
 struct StagePolicy {

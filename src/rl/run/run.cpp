@@ -27,6 +27,7 @@
 #include "rl/run/clock.h"
 #include "rl/run/files.h"
 #include "rl/run/plan.h"
+#include "rl/run/play_unit.h"
 #include "rl/run/policy.h"
 #include "rl/run/record.h"
 #include "rl/run/saves.h"
@@ -40,10 +41,12 @@ namespace {
 
 class Run {
  public:
-  Run(const comm::World& world, const Course& course, const RunOptions& given)
+  Run(const comm::World& world, const Course& course, const RunOptions& given,
+      const PreemptionNotice& notice)
       : world_(world),
         group_(world.group()),
         course_(course),
+        notice_(notice),
         options_(completed(with_lanes_of_run(given, group_, world.size()), world.size())),
         trajectories_(path("trajectories.jsonl")),
         saves_(options_.strict_save, world.is_main()),
@@ -61,12 +64,12 @@ class Run {
   }
 
   RunResult run() {
-    {
-      const Clock clock({&facts_.seconds}, "warm_up");
-      auto policy = make_policy(world_, course_, options_, model_folder_,
-                                [&](const std::string& text) { say("{}", text); });
-      net_ = policy.net;
-      tokenizer_ = policy.tokenizer;
+    try {
+      make_net();
+    } catch (const Preempted&) {
+      result_.preempted = true;
+      say("stopped in the warm-up, of which nothing is saved: the next start begins with it again");
+      return result_;
     }
     if (course_.user_voice) *course_.user_voice = frozen_voice(net_, *tokenizer_, options_);
     check_lengths(group_, course_, curriculum_, *tokenizer_, options_, net_->options.max_length);
@@ -95,15 +98,16 @@ class Run {
     monitor_.emplace(world_, monitor_options(found.has_value()));
     say_header(found.has_value());
 
-    const PreemptionNotice notice;
     while (state_.position < static_cast<int64_t>(units_.size())) {
-      if (parallel::any_rank(notice.received(), group_)) {
+      const Unit& unit = units_[static_cast<size_t>(state_.position)];
+      const bool learns = unit.kind == Unit::Kind::Learn;
+      try {
+        leave_if_told();
+        learns ? learn(unit) : evaluate(unit);
+      } catch (const Preempted&) {
         result_.preempted = true;
         break;
       }
-      const Unit& unit = units_[static_cast<size_t>(state_.position)];
-      const bool learns = unit.kind == Unit::Kind::Learn;
-      learns ? learn(unit) : evaluate(unit);
       ++state_.position;
       if (unit.ends_stage) end_stage(unit.stage - 1);
       if (unit.ends_stage || (learns && state_.iterations % options_.save_every == 0)) {
@@ -136,6 +140,17 @@ class Run {
     return out;
   }
 
+  void leave_if_told() const { leave_where(notice_.received(), group_); }
+
+  void make_net() {
+    const Clock clock({&facts_.seconds}, "warm_up");
+    auto policy = make_policy(
+        world_, course_, options_, model_folder_, [&](const std::string& text) { say("{}", text); },
+        [&] { leave_if_told(); });
+    net_ = policy.net;
+    tokenizer_ = policy.tokenizer;
+  }
+
   // Of one that learns.
   const StagePlan& stage_of(const Unit& unit) const {
     return curriculum_.stages[static_cast<size_t>(unit.stage)];
@@ -166,34 +181,10 @@ class Run {
   }
 
   Rollout play(const Unit& unit, const RolloutPlan& plan, double temperature, double top_p) {
-    std::string why;  // an environment died, the last time
     RolloutLine line(screen_, text_of(unit, curriculum_), plan, group_);
-    learner_->unshard();
-    auto out = run_rollout(plan, group_, [&](const std::vector<Planned>& episodes) {
-      auto played = roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
-                             {.limits = limits_of(options_),
-                              .temperature = temperature,
-                              .top_p = top_p,
-                              .on_message = [&](const auto& lane) { line.show(lane); },
-                              .check = [&] { throw_if_failed(); }});
-      for (const auto& one : played) {
-        if (one.end == End::EnvError) why = one.reward.note;
-      }
-      line.add(played);
-      return played;
-    });
-    learner_->reshard();
-    check_environments(out, why, group_);
-    return out;
-  }
-
-  // Where another rank has failed, a call of the group throws at once, and says why. To look costs
-  // a request over the network, which is seldom enough.
-  void throw_if_failed() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now < next_look_) return;
-    next_look_ = now + std::chrono::milliseconds(100);
-    if (group_.failure()) group_.barrier({.label = "outcomes"}).wait();
+    return play_unit(
+        {group_, world_.store(), course_, options_, notice_, *learner_, net_, *tokenizer_}, plan,
+        {.temperature = temperature, .top_p = top_p}, line);
   }
 
   void learn(const Unit& unit) {
@@ -377,17 +368,7 @@ class Run {
     }
     const auto results =
         results_json(result_, curriculum_, options_, state_, scores, metrics_, facts_);
-    std::string problem = write("results.json", [&] { return results; });
-    const auto also = [&](const char* name, const std::function<std::string()>& text) {
-      const std::string other = write(name, text);
-      if (problem.empty()) problem = other;
-    };
-    if (done > 0) also("metrics.json", [&] { return metrics_; });
-    for (const auto& [name, picture] : pictures(results, metrics_)) {
-      also(name.c_str(), [&] { return picture; });
-    }
-    also("analysis_report.md", [&] { return analysis_report(results, metrics_); });
-    return problem;
+    return write_result_files(options_.output_dir, results, metrics_);
   }
 
   void finish() {
@@ -418,6 +399,7 @@ class Run {
   const comm::World& world_;
   const comm::Group& group_;
   const Course& course_;
+  const PreemptionNotice& notice_;
   RunOptions options_;
   std::string model_folder_;  // empty: a tiny one is made
   Curriculum curriculum_;
@@ -432,7 +414,6 @@ class Run {
   TrajectoryFile trajectories_;                 // rank 0's
   Saves saves_;
   bool warned_ = false;  // of equal groups
-  std::chrono::steady_clock::time_point next_look_ = {};
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;
   Learner* learner_ = nullptr;
@@ -442,8 +423,11 @@ class Run {
 
 }  // namespace
 
-RunResult run_continual(const comm::World& world, const Course& course, const RunOptions& options) {
-  return Run(world, course, options).run();
+RunResult run_continual(const comm::World& world, const Course& course, const RunOptions& options,
+                        const PreemptionNotice* notice) {
+  std::optional<PreemptionNotice> own;
+  if (notice == nullptr) notice = &own.emplace();
+  return Run(world, course, options, *notice).run();
 }
 
 }  // namespace lockstep::rl

@@ -7,7 +7,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "checkpoint/format/directory/folder_lock.h"
 #include "lockstep/comm/group.h"

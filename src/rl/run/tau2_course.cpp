@@ -2,7 +2,6 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/core/error.h"
 #include "lockstep/rl/chat.h"
 #include "lockstep/rl/run.h"
 #include "lockstep/rl/tau2.h"

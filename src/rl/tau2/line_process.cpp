@@ -23,6 +23,7 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{16} << 20;
 constexpr size_t kLastWords = 2000;
+constexpr off_t kMostWords = 1 << 20;
 
 using Clock = std::chrono::steady_clock;
 
@@ -36,6 +37,16 @@ bool is_ready(int socket, short events, Clock::time_point deadline) {
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
   }
+}
+
+// This thread's mask, and the signals of a PreemptionNotice: who sends one to this process may send
+// it to all processes of the job, while this one plays on until it has saved.
+sigset_t mask_with_notices() {
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  sigaddset(&mask, SIGTERM);
+  sigaddset(&mask, SIGUSR1);
+  return mask;
 }
 
 }  // namespace
@@ -57,7 +68,14 @@ LineProcess::LineProcess(const std::vector<std::string>& command) {
   posix_spawn_file_actions_adddup2(&actions, other.get(), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, other.get(), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, errors_.get(), STDERR_FILENO);
-  const int error = posix_spawnp(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  const sigset_t blocked = mask_with_notices();
+  posix_spawnattr_setsigmask(&attributes, &blocked);
+  const int error =
+      posix_spawnp(&pid_, arguments[0], &actions, &attributes, arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     pid_ = -1;
@@ -78,6 +96,7 @@ std::string LineProcess::exchange(const std::string& line, std::chrono::millisec
   const auto late = [&] {
     return EnvironmentError(fmt::format("[tau2] no answer within {} ms", timeout.count()));
   };
+  forget_words();
   const std::string sent = line + "\n";
   for (size_t at = 0; at < sent.size();) {
     if (!is_ready(socket_.get(), POLLOUT, deadline)) throw late();
@@ -109,6 +128,12 @@ std::string LineProcess::exchange(const std::string& line, std::chrono::millisec
       throw EnvironmentError("[tau2] the process has ended");
     }
   }
+}
+
+// The file is memory, and both processes write at one position.
+void LineProcess::forget_words() const {
+  if (lseek(errors_.get(), 0, SEEK_CUR) < kMostWords) return;
+  if (ftruncate(errors_.get(), 0) == 0) lseek(errors_.get(), 0, SEEK_SET);
 }
 
 std::string LineProcess::last_words() const {

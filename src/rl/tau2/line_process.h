@@ -25,7 +25,7 @@ class LineProcess {
   // EnvironmentError when it ends, writes more than 16 MiB in a line, or takes longer.
   std::string exchange(const std::string& line, std::chrono::milliseconds timeout);
 
-  // The end of what it wrote to stderr.
+  // The end of what it wrote to stderr, of which a process that writes much there keeps the latest.
   std::string last_words() const;
 
   pid_t pid() const { return pid_; }
@@ -33,6 +33,8 @@ class LineProcess {
   bool is_own() const { return process_.is_here(); }
 
  private:
+  void forget_words() const;
+
   const OwnProcess process_;
   pid_t pid_ = -1;
   Fd socket_;

@@ -59,6 +59,7 @@ class Checks {
   void launch();
 
  private:
+  void transformer_sizes();
   void refuse(const std::string& path, const std::string& what) {
     problems_.add(origin_of_(path), fmt::format("{}: {}", path, what));
   }
@@ -313,8 +314,7 @@ void Checks::language_model() {
     refuse("training.metrics",
            fmt::format("{} is none of a transformer's: perplexity, accuracy, top_k", metric));
   }
-  const auto& sizes = model.transformer;
-  if (!sizes.pretrained.empty()) {
+  if (!model.transformer.pretrained.empty()) {
     for (const Key& key : schema_.keys()) {
       if (!belongs_to(key, model.kind) || !is_given_(key.path)) continue;
       if (key.section() != "model") continue;
@@ -323,6 +323,12 @@ void Checks::language_model() {
     }
     return;
   }
+  transformer_sizes();
+}
+
+void Checks::transformer_sizes() {
+  const auto& [data, training] = std::tie(config_.data, config_.training);
+  const auto& sizes = config_.model.transformer;
   const int64_t kv_heads = sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;
   if (sizes.head_dim == 0 && sizes.hidden % sizes.heads != 0) {
     refuse("model.hidden",

@@ -2,6 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <functional>
+#include <optional>
+#include <set>
+#include <utility>
+#include <variant>
+
 #include "core/nearest.h"
 #include "train/config/value.h"
 
@@ -9,6 +15,51 @@ namespace lockstep::train {
 namespace {
 
 constexpr size_t kMostStages = 1000;
+
+using RefuseNode = std::function<void(const YAML::Node&, const std::string&)>;
+
+// Reads the value of `key` into the stage. False after a refusal.
+bool read_entry(const std::string& key, const std::pair<YAML::Node, YAML::Node>& entry,
+                CurriculumStage& stage, const RefuseNode& refuse) {
+  const auto read = [&](auto& member) {
+    if (entry.second.IsNull()) return true;  // `epochs:` says nothing
+    Value value;
+    std::string error;
+    const bool is_good = read_value(entry.second, Value(member), value, error);
+    if (is_good) member = std::get<std::decay_t<decltype(member)>>(value);
+    if (!is_good) refuse(entry.second, fmt::format("{}: {}", key, error));
+    return is_good;
+  };
+  if (key == "epochs") return read(stage.epochs);
+  if (key == "fraction") return read(stage.fraction);
+  if (key == "path") return read(stage.path);
+  if (key == "targets_path") return read(stage.targets_path);
+  refuse(entry.first,
+         fmt::format("unknown key '{}'{}; a stage has epochs, fraction, path, targets_path", key,
+                     hint_of(key, {"epochs", "fraction", "path", "targets_path"})));
+  return false;
+}
+
+// Nothing where it cannot be read. A stage that can be read and has a fault is refused, and
+// returned.
+std::optional<CurriculumStage> read_stage(const YAML::Node& item, const RefuseNode& refuse) {
+  if (!item.IsMap()) {
+    refuse(item, fmt::format("{} is not a stage, as {{epochs: 1, fraction: 0.5}}", excerpt(item)));
+    return std::nullopt;
+  }
+  CurriculumStage stage;
+  std::set<std::string> seen;
+  for (const auto& entry : item) {
+    const std::string key = entry.first.IsScalar() ? entry.first.Scalar().substr(0, 60) : "";
+    if (!seen.insert(key).second) {
+      refuse(entry.first, fmt::format("'{}' is there twice", key));
+      return std::nullopt;
+    }
+    if (!read_entry(key, entry, stage, refuse)) return std::nullopt;
+  }
+  if (const std::string fault = fault_of(stage); !fault.empty()) refuse(item, fault);
+  return stage;
+}
 
 }  // namespace
 
@@ -34,54 +85,11 @@ std::vector<CurriculumStage> read_curriculum(const Setting& setting, const std::
                              excerpt(list)));
     return stages;
   }
+  const RefuseNode refuse = [&](const YAML::Node& node, const std::string& what) {
+    problems.add(at(node), fmt::format("curriculum: {}", what));
+  };
   for (size_t i = 0; i < list.size(); ++i) {
-    const YAML::Node& item = list[i];
-    CurriculumStage stage;
-    const auto refuse = [&](const YAML::Node& node, const std::string& what) {
-      problems.add(at(node), fmt::format("curriculum: {}", what));
-    };
-    if (!item.IsMap()) {
-      refuse(item,
-             fmt::format("{} is not a stage, as {{epochs: 1, fraction: 0.5}}", excerpt(item)));
-      continue;
-    }
-    std::vector<std::string> seen;
-    bool is_good = true;
-    for (const auto& entry : item) {
-      const std::string name = entry.first.IsScalar() ? entry.first.Scalar().substr(0, 60) : "";
-      for (const auto& other : seen) is_good &= other != name;
-      if (!is_good) {
-        refuse(entry.first, fmt::format("'{}' is there twice", name));
-        break;
-      }
-      seen.push_back(name);
-      Value value;
-      std::string error;
-      const auto read = [&](auto& member) {
-        if (entry.second.IsNull()) return;  // `epochs:` says nothing
-        is_good = read_value(entry.second, Value(member), value, error);
-        if (is_good) member = std::get<std::decay_t<decltype(member)>>(value);
-        if (!is_good) refuse(entry.second, fmt::format("{}: {}", name, error));
-      };
-      if (name == "epochs") {
-        read(stage.epochs);
-      } else if (name == "fraction") {
-        read(stage.fraction);
-      } else if (name == "path") {
-        read(stage.path);
-      } else if (name == "targets_path") {
-        read(stage.targets_path);
-      } else {
-        is_good = false;
-        refuse(entry.first,
-               fmt::format("unknown key '{}'{}; a stage has epochs, fraction, path, targets_path",
-                           name, hint_of(name, {"epochs", "fraction", "path", "targets_path"})));
-      }
-      if (!is_good) break;
-    }
-    if (!is_good) continue;
-    if (const std::string fault = fault_of(stage); !fault.empty()) refuse(item, fault);
-    stages.push_back(std::move(stage));
+    if (auto stage = read_stage(list[i], refuse)) stages.push_back(std::move(*stage));
   }
   return stages;
 }

@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
 #include <map>
 #include <string_view>
 
+#include "core/words.h"
 #include "train/config/value.h"
 
 namespace lockstep::train {
@@ -15,17 +14,11 @@ namespace {
 using Translate = std::function<FlatMeaning(const YAML::Node&)>;
 
 std::string word_of(const YAML::Node& node) {
-  std::string word = node.IsScalar() ? node.Scalar() : "";
-  std::transform(word.begin(), word.end(), word.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return word;
+  return lower_case(node.IsScalar() ? node.Scalar() : "");
 }
 
 bool says_no(const YAML::Node& node) {
-  if (!node.IsScalar()) return node.size() == 0;
-  const std::string word = word_of(node);
-  return word.empty() || word == "false" || word == "no" || word == "off" || word == "0" ||
-         word == "none";
+  return node.IsScalar() ? lockstep::says_no(node.Scalar()) : node.size() == 0;
 }
 
 bool says_yes(const YAML::Node& node) {

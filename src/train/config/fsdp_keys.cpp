@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 
+#include "core/words.h"
 #include "train/config/flat_keys.h"
 #include "train/config/value.h"
 
@@ -30,10 +30,7 @@ constexpr std::array kSame = {"sharding_strategy",
                               "activation_checkpointing"};
 
 bool is_one(const YAML::Node& value, const char* word) {
-  std::string text = value.IsScalar() ? value.Scalar() : "";
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text == word;
+  return lower_case(value.IsScalar() ? value.Scalar() : "") == word;
 }
 
 FlatMeaning as(const std::string& name, const YAML::Node& value) {

@@ -273,9 +273,9 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool 
 }  // namespace
 
 bool is_better_lower(std::string_view metric) {
-  static const std::set<std::string_view> kLower = {"loss", "train_loss", "perplexity",   "mse",
-                                                    "rmse", "mae",        "cross_entropy"};
-  return kLower.contains(metric);
+  static const std::set<std::string_view> kLower = {"perplexity", "mse", "rmse", "mae",
+                                                    "cross_entropy"};
+  return kLower.contains(metric) || metric.ends_with("loss") || metric.ends_with("error");
 }
 
 RunConfig parse_config(const std::string& text, const std::string& name,

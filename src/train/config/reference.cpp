@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -90,7 +89,8 @@ Files that were written for the transformers Trainer, for accelerate, or with Py
 read as they are: these keys stand at the top of the file, alone or beside sections. What has no
 effect here is said once on start. Two keys that contradict each other are an error. What such a
 file leaves out has the default of the tables above, which is not always the other program's: the
-transformers Trainer, for one, means a learning rate of 5e-5, a linear decay and `max_grad_norm` 1.
+transformers Trainer, for one, means a learning rate of 5e-5, a linear decay, `max_grad_norm` 1,
+and a weight decay of matrices only (`optimizer.weight_decay_of`).
 
 | key | meaning here |
 |---|---|

@@ -23,9 +23,10 @@ void add_run_keys(KeyList& keys) {
   keys.add("async", AT(checkpoint.async), "Files are written while training continues.");
   keys.add("best_metric", AT(checkpoint.best_metric),
            "The checkpoint that is best by this metric of the evaluation is kept, too.");
-  keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},
-              "Which is better; auto: the lower loss, perplexity, mse, rmse and mae, otherwise the "
-              "higher.");
+  keys.choice(
+      "best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},
+      "Which is better; auto: the lower perplexity, cross_entropy, mse, rmse, mae and what ends "
+      "with loss or error, otherwise the higher.");
   keys.add(
       "restore_best", AT(checkpoint.restore_best),
       "After the run the model is that of the best checkpoint: the program's, that in the folder "

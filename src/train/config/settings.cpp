@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/nearest.h"
+#include "core/words.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/train/config_source.h"
 #include "train/config/curriculum.h"
@@ -328,9 +329,7 @@ void Settings::read_environment() {
   const auto says_yes = [&](const char* name) {
     const auto value = env_text(name);
     if (!value) return false;
-    std::string word = *value;
-    std::transform(word.begin(), word.end(), word.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string word = lower_case(*value);
     for (const char* yes : {"1", "true", "t", "yes", "y", "on"}) {
       if (word == yes) return true;
     }

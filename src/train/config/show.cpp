@@ -5,7 +5,6 @@
 #include <array>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "lockstep/train/config.h"
 #include "lockstep/train/config_texts.h"

@@ -16,6 +16,9 @@ void add_optimizer_keys(KeyList& keys) {
       "How the rate grows with the number N of ranks, or of lanes: not, x N, or x sqrt(N).");
   keys.kinds({"sgd", "adam", "adamw"});
   keys.add("weight_decay", AT(optimizer.weight_decay), "As libtorch's.", at_least(0));
+  keys.choice("weight_decay_of", AT(optimizer.weight_decay_of), {"all", "matrices"},
+              "The parameters that decay: all, or those with two or more dimensions, which leaves "
+              "out biases and the weights of normalisations.");
   keys.kinds({"sgd"});
   keys.add("momentum", AT(optimizer.momentum), "As libtorch's.", between(0, 1));
   keys.add("nesterov", AT(optimizer.nesterov), "Nesterov's momentum.");
@@ -112,9 +115,10 @@ void add_training_keys(KeyList& keys) {
   keys.add("early_stopping.metric", AT(training.early_stopping.metric),
            "Training ends when this metric of the evaluation no longer improves: loss, or one that "
            "`metrics` give (also precision, recall, f1, top_5_accuracy); empty: off.");
-  keys.choice("early_stopping.mode", AT(training.early_stopping.mode), {"auto", "min", "max"},
-              "Which is better; auto: the lower loss, perplexity, mse, rmse and mae, otherwise the "
-              "higher.");
+  keys.choice(
+      "early_stopping.mode", AT(training.early_stopping.mode), {"auto", "min", "max"},
+      "Which is better; auto: the lower perplexity, cross_entropy, mse, rmse, mae and what ends "
+      "with loss or error, otherwise the higher.");
   keys.add("early_stopping.patience", AT(training.early_stopping.patience),
            "Evaluations without improvement that are let pass.", at_least(0));
   keys.add("early_stopping.min_delta", AT(training.early_stopping.min_delta),

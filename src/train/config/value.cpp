@@ -8,23 +8,19 @@
 #include <cmath>
 #include <limits>
 
+#include "core/words.h"
+
 namespace lockstep::train {
 namespace {
 
 constexpr size_t kMostShown = 40;
 constexpr size_t kMostItems = 1000;
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 bool is_quoted(const YAML::Node& node) { return node.Tag() == "!"; }
 
 bool parse(const YAML::Node& node, bool& value) {
   if (is_quoted(node)) return false;
-  const std::string word = lower(node.Scalar());
+  const std::string word = lower_case(node.Scalar());
   value = word == "true" || word == "yes" || word == "on";
   return value || word == "false" || word == "no" || word == "off";
 }
@@ -95,7 +91,7 @@ std::string text_of_item(const std::string& value) { return quoted(value); }
 // Whether YAML, or we, would take the bare text for something else.
 bool is_plain(const std::string& text) {
   if (text.empty() || text.size() > 200) return false;
-  const std::string word = lower(text);
+  const std::string word = lower_case(text);
   for (const char* other : {"null", "~", "true", "false", "yes", "no", "on", "off", "y", "n"}) {
     if (word == other) return false;
   }

@@ -4,7 +4,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <string>
-#include <variant>
 
 #include "lockstep/train/config_extensions.h"
 

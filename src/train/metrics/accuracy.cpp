@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <utility>
-
 #include "lockstep/core/error.h"
 #include "lockstep/train/metrics.h"
 #include "train/metrics/inputs.h"

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/stateful.h"

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <functional>
@@ -193,10 +194,12 @@ void RunMonitor::State::report(const std::vector<Told>& all) {
   double loss = 0, weight = 0, taken = 0, bad_step = kNever;
   LossSum all_by_samples, all_by_steps;
   int bad_rank = -1;
+  // Without samples ranks count equally. One may have none where others do, as under a Join.
+  const bool has_samples =
+      std::ranges::any_of(all, [](const Told& told) { return told.samples > 0; });
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Told& told = all[rank];
-    // Without samples ranks count equally.
-    const double share = told.has_loss * (figures.samples > 0 ? told.samples : 1.0);
+    const double share = told.has_loss * (has_samples ? told.samples : 1.0);
     if (share > 0) loss += told.loss * share;
     weight += share;
     taken += told.all_samples;
@@ -268,9 +271,10 @@ void RunMonitor::step(const StepFigures& figures) {
   state.newest = figures;
   if (state.world.is_main() || !figures.is_of_all_ranks) {
     state.samples_here += figures.samples;
-    if (figures.loss && figures.samples > 0) {
+    const bool counts = figures.loss && (!figures.is_skipped || std::isfinite(*figures.loss));
+    if (counts && figures.samples > 0) {
       state.by_samples.add(*figures.loss, static_cast<double>(figures.samples));
-    } else if (figures.loss) {
+    } else if (counts) {
       state.by_steps.add(*figures.loss, 1);
     }
   }

@@ -47,7 +47,7 @@ class StepTrace {
   StepRange steps_;
   std::string path_;
   bool is_recording_ = false, has_profiler_ = false, is_over_ = false;
-  std::vector<uint64_t> step_ends_ns_ = {};  // the first is the begin of the first step
+  std::vector<uint64_t> step_ends_ns_ = {};  // the first is the beginning of the first step
   int64_t unix_ns_ = 0;                      // what is added to CLOCK_MONOTONIC for Unix time
   int64_t first_ = 0;                        // the step that was recorded first
 };

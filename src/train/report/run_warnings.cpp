@@ -15,6 +15,9 @@ namespace {
 // Reports at the start of which memory and losses are not typical yet.
 constexpr int64_t kFirst = 3;
 constexpr int kGrowing = 4;
+constexpr const char* kCureOfLoss =
+    "Lower the learning rate, clip gradients (training.max_grad_norm), look for bad samples; "
+    "with float16 try bfloat16.";
 
 template <class Value>
 std::vector<double> column(const StepReport& report, const Value& value) {
@@ -38,9 +41,6 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
                                Events& events) {
   const std::string where =
       parameter.empty() ? "" : fmt::format("; the first parameter is {}", parameter);
-  const char* const kCure =
-      "Lower the learning rate, clip gradients (training.max_grad_norm), look for bad samples; "
-      "with float16 try bfloat16.";
   if (report.loss && !std::isfinite(*report.loss)) {
     say("loss",
         {.step = report.step,
@@ -48,7 +48,7 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
          .text = fmt::format("the loss is {} at step {}{}",
                              std::isnan(*report.loss) ? "NaN" : "infinite",
                              with_commas(report.step), where),
-         .advice = kCure},
+         .advice = kCureOfLoss},
         events);
     said_["gradient"] = report.seconds;  // which comes of it
     return;
@@ -59,30 +59,37 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
          .seconds = report.seconds,
          .text =
              fmt::format("a gradient is not finite at step {}{}", with_commas(report.step), where),
-         .advice = kCure},
+         .advice = kCureOfLoss},
         events);
   }
   if (report.shown_loss() && std::isfinite(*report.shown_loss())) {
-    const double loss = *report.shown_loss();
-    LossesSeen seen{.first = first_loss_, .best = best_loss_, .change = loss_change_};
-    if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * usual_distance(seen)) {
-      say("explosion",
-          {.step = report.step,
-           .seconds = report.seconds,
-           .text = fmt::format("the loss has exploded: {:.4g} at step {}, after {:.4g} at best",
-                               loss, with_commas(report.step), best_loss_),
-           .advice = kCure},
-          events);
-    }
-    if (losses_ == 0) first_loss_ = best_loss_ = last_loss_ = loss;
-    best_loss_ = std::min(best_loss_, loss);
-    seen.add_change(loss - last_loss_);
-    loss_change_ = seen.change;
-    last_loss_ = loss;
-    ++losses_;
+    look_for_explosion(report, *report.shown_loss(), events);
   }
-  if (!report.gradient_norm || !std::isfinite(*report.gradient_norm)) return;
-  const double norm = *report.gradient_norm;
+  if (report.gradient_norm && std::isfinite(*report.gradient_norm)) {
+    look_for_jump(report, *report.gradient_norm, events);
+  }
+}
+
+void RunWarnings::look_for_explosion(const StepReport& report, double loss, Events& events) {
+  LossesSeen seen{.first = first_loss_, .best = best_loss_, .change = loss_change_};
+  if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * usual_distance(seen)) {
+    say("explosion",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .text = fmt::format("the loss has exploded: {:.4g} at step {}, after {:.4g} at best", loss,
+                             with_commas(report.step), best_loss_),
+         .advice = kCureOfLoss},
+        events);
+  }
+  if (losses_ == 0) first_loss_ = best_loss_ = last_loss_ = loss;
+  best_loss_ = std::min(best_loss_, loss);
+  seen.add_change(loss - last_loss_);
+  loss_change_ = seen.change;
+  last_loss_ = loss;
+  ++losses_;
+}
+
+void RunWarnings::look_for_jump(const StepReport& report, double norm, Events& events) {
   if (gradients_ >= 2 * kFirst && norm > limits_.exploding_gradient * gradient_norm_ &&
       gradient_norm_ > 0) {
     say("explosion",
@@ -90,7 +97,7 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
          .seconds = report.seconds,
          .text = fmt::format("the gradient norm has jumped to {:.4g} at step {}, from {:.4g}", norm,
                              with_commas(report.step), gradient_norm_),
-         .advice = kCure},
+         .advice = kCureOfLoss},
         events);
     return;  // the mean stays that of good steps
   }

@@ -13,9 +13,10 @@
 #include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/text/tokenizer.h"
+#include "lockstep/train/config.h"
 #include "lockstep/train/progress.h"
+#include "lockstep/train/registry.h"
 #include "lockstep/train/trainer.h"
-#include "train/run/options_of.h"
 
 namespace lockstep::train {
 

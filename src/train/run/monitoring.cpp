@@ -1,3 +1,4 @@
+#include <cmath>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -35,7 +36,9 @@ void Monitoring::on_step_end(const RunState& state, Requests&) {
                       .learning_rate = state.learning_rate,
                       .gradient_norm = state.gradient_norm,
                       .epoch = state.epoch,
-                      .is_of_all_ranks = true};
+                      .is_of_all_ranks = true,
+                      // With NonFinite::Error the run would have ended.
+                      .is_skipped = !std::isfinite(state.loss)};
   // Each step may turn out to be the last one.
   if (state.is_main()) {
     figures.values = state.losses;

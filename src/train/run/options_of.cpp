@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <memory>
 #include <numeric>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/train/file_data.h"
-#include "train/run/slice.h"
+#include "train/slice.h"
 
 namespace lockstep::train {
 namespace {
@@ -82,6 +83,53 @@ LearningRate learning_rate_of(const RunConfig& config) {
   }
   throw ConfigError(
       fmt::format("[run] schedule.kind: '{}' is not supported by the trainer", given.kind));
+}
+
+using ParameterGroup = torch::optim::OptimizerParamGroup;
+
+// Groups keep the options that they were made with. An option that equals the default of its class
+// counts in libtorch as one that was not given, and a group without decay would get the
+// optimizer's.
+MakeOptimizer keeping_options(MakeOptimizer make) {
+  return [make = std::move(make)](std::vector<ParameterGroup> groups) {
+    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> given;
+    for (const auto& group : groups) {
+      given.push_back(group.has_options() ? group.options().clone() : nullptr);
+    }
+    auto optimizer = make(std::move(groups));
+    if (optimizer == nullptr) return optimizer;
+    auto& made = optimizer->param_groups();
+    for (size_t i = 0; i < std::min(given.size(), made.size()); ++i) {
+      if (given[i] != nullptr) made[i].set_options(std::move(given[i]));
+    }
+    return optimizer;
+  };
+}
+
+MakeOptimizer optimizer_of(const RunConfig& config, const Registry& registry) {
+  auto make = registry.optimizer(config);
+  return config.optimizer.weight_decay_of == "all" ? make : keeping_options(std::move(make));
+}
+
+// Two groups, where some parameters do not decay.
+decltype(TrainerOptions::groups) groups_of(const RunConfig& config, const Registry& registry) {
+  if (config.optimizer.weight_decay_of == "all") return nullptr;
+  RunConfig without = config;
+  without.optimizer.weight_decay = 0;
+  return [make = registry.optimizer(without)](torch::nn::Module& module) {
+    std::vector<at::Tensor> matrices, others;
+    for (const auto& parameter : module.parameters()) {
+      (parameter.dim() > 1 ? matrices : others).push_back(parameter);
+    }
+    std::vector<ParameterGroup> groups;
+    if (!matrices.empty()) groups.emplace_back(std::move(matrices));
+    if (!others.empty()) {
+      // Options are of a class that belongs to the optimizer.
+      const auto plain = make({ParameterGroup(others)});
+      groups.emplace_back(std::move(others), plain->defaults().clone());
+    }
+    return groups;
+  };
 }
 
 // What a file alone does not tell: the rate grows with the number of ranks, or lanes.
@@ -323,12 +371,13 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
                           const comm::World& world) {
   const auto& training = config.training;
   TrainerOptions options{
-      .optimizer = registry.optimizer(config),
+      .optimizer = optimizer_of(config, registry),
       .learning_rate = learning_rate_of(config),
       .lr_scaling = choice<LrScaling>(
           config.optimizer.lr_scaling,
           {{"none", LrScaling::None}, {"linear", LrScaling::Linear}, {"sqrt", LrScaling::Sqrt}},
           "optimizer.lr_scaling"),
+      .groups = groups_of(config, registry),
       // As in transformers, a number of steps takes precedence over one of epochs.
       .epochs = training.max_steps > 0 ? 0 : training.epochs,
       .max_steps = training.max_steps,

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
-#include "train/run/text.h"
+#include "train/report/text.h"
+#include "train/run/busy_seconds.h"
 
 namespace lockstep::train {
 
@@ -17,7 +19,7 @@ Progress::Progress(std::shared_ptr<ProgressDisplay> display, const ProgressOptio
 
 void Progress::begin_line(const RunState& state) {
   loss_ = 0;
-  steps_ = samples_ = 0;
+  steps_ = samples_ = loss_samples_ = 0;
   since_ = busy_seconds(state);
 }
 
@@ -29,7 +31,7 @@ void Progress::show(const RunState& state) {
       .steps = steps_,
       .epoch = state.epoch,
       .seconds = busy_seconds(state),
-      .mean_loss = samples_ > 0 ? loss_ / static_cast<double>(samples_) : state.loss,
+      .mean_loss = loss_samples_ > 0 ? loss_ / static_cast<double>(loss_samples_) : state.loss,
       .learning_rate = state.learning_rate,
       .gradient_norm = state.gradient_norm,
       .samples_per_second = seconds > 0 ? static_cast<double>(samples_) / seconds : 0,
@@ -50,8 +52,11 @@ void Progress::on_train_begin(const RunState& state) { begin_line(state); }
 
 void Progress::on_step_end(const RunState& state, Requests&) {
   if (!state.is_main() || options_.every_steps == 0) return;
-  // The last batch of an epoch may be a small one.
-  if (state.step_samples > 0) loss_ += state.loss * static_cast<double>(state.step_samples);
+  // The last batch of an epoch may be a small one. What is not finite was skipped.
+  if (state.step_samples > 0 && std::isfinite(state.loss)) {
+    loss_ += state.loss * static_cast<double>(state.step_samples);
+    loss_samples_ += state.step_samples;
+  }
   ++steps_;
   samples_ += state.step_samples;
   const bool is_due =

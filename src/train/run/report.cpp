@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -12,9 +11,9 @@
 #include "core/files/whole_file.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
-#include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/lr_schedule.h"
-#include "train/run/text.h"
+#include "train/report/text.h"
+#include "train/run/busy_seconds.h"
 
 namespace lockstep::train {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "lockstep/comm/world.h"
 #include "lockstep/train/config.h"
+#include "lockstep/train/registry.h"
 #include "lockstep/train/trainer.h"
-#include "train/run/options_of.h"
 
 namespace lockstep::train {
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "lockstep/checkpoint/checkpoint.h"
+#include "train/run/busy_seconds.h"
 #include "train/run/report.h"
-#include "train/run/text.h"
 
 namespace lockstep::train {
 namespace {

@@ -3,9 +3,6 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <random>
-
 #include "support/spawn.h"
 
 namespace lockstep::comm {

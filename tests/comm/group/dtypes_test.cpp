@@ -217,6 +217,17 @@ TEST_P(Dtypes, EachRanksFactorIsAppliedBeforeTheSum) {
   });
 }
 
+// As an Average divides them.
+TEST_P(Dtypes, PartsOfComplexNumbersAreMultipliedAlone) {
+  run([](World& world) {
+    const at::Tensor one = at::ones({2, 3}), infinite = at::full({2, 3}, INFINITY);
+    const at::Tensor data = at::complex(infinite, one).t();
+    world.group().all_reduce(data, ReduceOp::PreMulSum, {.factor = 2}).wait();
+    EXPECT_TRUE(at::real(data).equal(infinite.t())) << data;
+    EXPECT_TRUE(at::imag(data).equal(2 * world.size() * one.t())) << data;
+  });
+}
+
 TEST_P(Dtypes, AllAreMoved) {
   run([](World& world) {
     const Group& group = world.group();

@@ -1,6 +1,8 @@
 // What ranks that share memory say when one of them is lost, late or wrong.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <poll.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -28,6 +30,7 @@ using test::spawn_bare;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 
 class Failure : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Failure, testing::Values(2, 4), testing::PrintToStringParamName());
@@ -95,6 +98,32 @@ TEST_P(Failure, AnEarlyCleanExitIsNoSuccess) {
     if (world.rank() == 0) return;
     EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }), HasSubstr("rank"));
   });
+}
+
+// Rank 0, which has learnt it without a call of the group, was named, and not the reason.
+TEST(FailureOf, AReasonIsToldWhereARankHasEndedThatKnewIt) {
+  for (const bool asks : {false, true}) {
+    spawn(3, [&](World& world) {
+      const Group& group = world.group();
+      const auto pids = group.all_gather_bytes(std::to_string(getpid()));
+      const auto pid_of = [&](int rank) { return static_cast<pid_t>(std::stol(pids[rank])); };
+      const auto zero = static_cast<int>(syscall(SYS_pidfd_open, pid_of(0), 0));
+      group.barrier().wait();
+      if (world.rank() == 1) group.abort("out of data");
+      if (world.rank() < 2) {
+        while (!group.failure()) sched_yield();
+        if (world.rank() == 0) return;
+      }
+      pollfd end{zero, POLLIN, 0};
+      EXPECT_EQ(poll(&end, 1, 60'000), 1);
+      close(zero);
+      if (world.rank() == 1) return;
+      const auto said = asks ? group.failure().value_or("")
+                             : message_of<CommError>([&] { group.barrier().wait(); });
+      EXPECT_THAT(said, AllOf(HasSubstr("rank 1 aborted"), HasSubstr("out of data")));
+      EXPECT_THAT(said, Not(HasSubstr("has ended")));
+    });
+  }
 }
 
 TEST_P(Failure, ARankThatLeavesASubgroupIsNamedLongBeforeTheDeadline) {

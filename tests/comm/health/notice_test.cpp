@@ -64,6 +64,35 @@ TEST(Diagnosis, QuotesTheDeadlineOfARankInTheSameCall) {
               testing::HasSubstr("all other ranks are in it, too"));
 }
 
+TEST(Diagnosis, TellsAStoreThatDoesNotAnswerFromARankThatDoesNot) {
+  const Diagnosis diagnosis(1, {0, 1, 2}, std::make_shared<const LauncherStatus>());
+  const Notice mine = notice(4, "all_reduce");
+  EXPECT_THAT(
+      diagnosis.end(mine, "timed out after 2 s", {mine, mine, std::nullopt}),
+      testing::EndsWith("on rank 1: rank 2 did not answer: it is outside this group's calls, "
+                        "or has ended, or cannot be reached, 1 rank is in it, too"));
+  EXPECT_THAT(
+      diagnosis.end(mine, "timed out after 2 s", {std::nullopt, std::nullopt, std::nullopt}),
+      testing::EndsWith(
+          "on rank 1: the ranks' store does not answer, so where the others are is not "
+          "known: rank 0, which serves it, has ended or is stopped, or look at the network "
+          "between the hosts"));
+  const auto of = [&](int rank, const std::vector<int>& members) {
+    const Diagnosis one(rank, members, std::make_shared<const LauncherStatus>());
+    return one.end(mine, "timed out after 2 s", PeerStatus::Notices(members.size()));
+  };
+  EXPECT_THAT(of(0, {3, 4}), testing::HasSubstr("known: rank 0 of the world, which serves it"));
+  // Rank 0 said of itself that it had ended.
+  EXPECT_THAT(of(0, {0, 1}),
+              testing::EndsWith("on rank 0: the ranks' store, which this rank serves, does not "
+                                "answer it, so where the others are is not known: this machine is "
+                                "overloaded, or the process may have no further thread"));
+  test::isolated([&] {
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    EXPECT_THAT(of(0, {0, 1}), testing::HasSubstr("torchrun's agent, which serves it, has ended"));
+  });
+}
+
 TEST(PeerStatus, GoesWithoutWhereTheSystemGivesNoThread) {
   test::isolated([] {
     using namespace std::chrono_literals;

@@ -15,7 +15,6 @@
 
 #include "comm/store/store.h"
 #include "core/process/stat.h"
-#include "lockstep/core/error.h"
 #include "support/spawn.h"
 
 namespace lockstep::test {

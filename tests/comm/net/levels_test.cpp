@@ -7,7 +7,6 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <utility>
 
 #include "comm/transport.h"
 #include "core/flight/segment.h"

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <string>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "comm/file_store.h"
 #include "lockstep/comm/join.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -95,23 +95,13 @@ TEST(TlsOption, OnOneRankOnlyIsRefusedOnAll) {
              {.hosts = {0, 1}});
 }
 
-std::string new_file() {
-  std::string path = testing::TempDir() + "tls-join-XXXXXX";
-  close(mkstemp(path.data()));
-  return path;
-}
-
-c10::intrusive_ptr<::c10d::Store> store_in(const std::string& path, int ranks) {
-  return c10::make_intrusive<::c10d::FileStore>(path, ranks);
-}
-
 TEST(TlsJoin, EncryptsAGroupOfAnyStore) {
   const std::string path = new_file();
   spawn_bare(4,
              [&](int rank) {
                setenv("GLOO_SOCKET_IFNAME", "lo", 1);
                setenv("LOCKSTEP_TOKEN", "a secret of sixteen bytes or more", 1);
-               const Group group = join_group(store_in(path, 4), {rank, 4}, {.tls = true});
+               const Group group = join_group(file_store(path, 4), {rank, 4}, {.tls = true});
                EXPECT_EQ(group.backend(), "host-then-net");
                EXPECT_EQ(sum_of_ones(group), 4);
              },
@@ -126,7 +116,7 @@ TEST(TlsJoin, RefusesSecretsThatDifferOnAllRanks) {
              [&](int rank) {
                setenv("GLOO_SOCKET_IFNAME", "lo", 1);
                const std::string error = message_of<ConfigError>([&] {
-                 join_group(store_in(path, 2), {rank, 2},
+                 join_group(file_store(path, 2), {rank, 2},
                             {.timeout = 30s, .tls = true, .secret = std::string(16, "ab"[rank])});
                });
                EXPECT_THAT(error, HasSubstr("encrypt by different secrets"));

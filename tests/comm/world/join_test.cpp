@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/file_store.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -25,16 +25,6 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 using testing::ThrowsMessage;
-
-std::string new_file() {
-  std::string path = testing::TempDir() + "join-XXXXXX";
-  close(mkstemp(path.data()));
-  return path;
-}
-
-c10::intrusive_ptr<::c10d::Store> file_store(const std::string& path, int ranks) {
-  return c10::make_intrusive<::c10d::FileStore>(path, ranks);
-}
 
 void expect_works(const Group& group, int ranks) {
   at::Tensor one = at::ones({3});

@@ -2,6 +2,7 @@
 // over shared memory: random numbers and the same bits, since both take sums in the one tree.
 #include "device/alike.h"
 #include "device/cuda_ipc/on_ipc.h"
+#include "device/moves.h"
 
 namespace lockstep::comm {
 namespace {
@@ -145,88 +146,24 @@ TEST_P(CudaIpc, ReduceScatter) {
 
 TEST_P(CudaIpc, AllGatherAndBroadcast) {
   run([](World& world) {
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world,
-          {at::zeros({size * world.size()}, dtype), random_values(size, world.rank(), dtype)},
-          [&](auto& t) { world.group().all_gather(t[0], t[1]).wait(); }, what);
-      std::vector<at::Tensor> tensors{random_values(size + 3 * world.rank(), world.rank(), dtype)};
-      for (int r = 0; r < world.size(); ++r) tensors.push_back(at::zeros({size + 3 * r}, dtype));
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().all_gather({t.begin() + 1, t.end()}, t[0]).wait();
-          },
-          what);
-      expect_alike(
-          world, {random_values(size, world.rank(), dtype)},
-          [&](auto& t) { world.group().broadcast(t[0], 1).wait(); }, what);
-    });
+    test::expect_all_gathers_alike(world, random_values);
+    test::expect_broadcasts_alike(world, random_values);
   });
 }
 
 TEST_P(CudaIpc, GatherAndScatter) {
-  run([](World& world) {
-    const int root = 1;
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      std::vector<at::Tensor> tensors{random_values(size + world.rank(), world.rank(), dtype)};
-      for (int r = 0; world.rank() == root && r < world.size(); ++r)
-        tensors.push_back(at::zeros({size + r}, dtype));
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().gather({t.begin() + 1, t.end()}, t[0], root).wait();
-          },
-          what);
-      for (size_t i = 1; i < tensors.size(); ++i)
-        tensors[i] = random_values(size + static_cast<int64_t>(i) - 1, static_cast<int>(i), dtype);
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().scatter(t[0], {t.begin() + 1, t.end()}, root).wait();
-          },
-          what);
-    });
-  });
+  run([](World& world) { test::expect_gathers_and_scatters_alike(world, random_values); });
 }
 
 TEST_P(CudaIpc, AllToAll) {
-  run([](World& world) {
-    const int n = world.size();
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world, {at::zeros({n * size}, dtype), random_values(n * size, world.rank(), dtype)},
-          [&](auto& t) { world.group().all_to_all(t[0], t[1]).wait(); }, what);
-      std::vector<at::Tensor> tensors;
-      for (int r = 0; r < n; ++r)
-        tensors.push_back(random_values(size + world.rank() + 2 * r, world.rank(), dtype));
-      for (int r = 0; r < n; ++r)
-        tensors.push_back(at::zeros({size + r + 2 * world.rank()}, dtype));
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().all_to_all({t.begin() + n, t.end()}, {t.begin(), t.begin() + n}).wait();
-          },
-          what);
-    });
-  });
+  run([](World& world) { test::expect_all_to_alls_alike(world, random_values); });
 }
 
 // All send before any receives, more than a kernel is told of, with collectives between.
 TEST_P(CudaIpc, MessagesRoundARing) {
   run([](World& world) {
+    test::expect_messages_round_a_ring_alike(world, random_values);
     const int n = world.size(), to = (world.rank() + 1) % n, from = (world.rank() + n - 1) % n;
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world, {random_values(size, world.rank(), dtype), at::zeros({size}, dtype)},
-          [&](auto& t) {
-            Work sent = world.group().send(t[0], to, 5),
-                 received = world.group().recv(t[1], from, 5);
-            sent.wait();
-            received.wait();
-          },
-          what);
-    });
     std::vector<at::Tensor> sources, targets;
     std::vector<Work> works;
     for (int i = 0; i < 50; ++i) {

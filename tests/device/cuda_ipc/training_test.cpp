@@ -4,23 +4,11 @@
 
 #include <torch/torch.h>
 
-#include "device/cuda_ipc/on_ipc.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 
 namespace lockstep::test {
 namespace {
-
-void expect_same_over_ipc(int ranks, const Training& trained) {
-  setenv("FAKE_DEVICES", "1", 1);
-  spawn_on_ipc(ranks, [&](World& world) {
-    const auto here = trained(world, at::kCPU);
-    expect_equal(trained(world, world.device()), here);
-    fake::shut_gate();
-    expect_equal(trained(world, world.device()), here);
-  });
-  unsetenv("FAKE_DEVICES");
-}
 
 TEST(CudaIpcTraining, TwentyStepsOfDdpAreThoseOfTheCpu) {
   for (const int ranks : {2, 3, 4}) {

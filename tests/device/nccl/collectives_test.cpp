@@ -6,6 +6,7 @@
 
 #include "comm/device/capture.h"
 #include "device/alike.h"
+#include "device/moves.h"
 #include "device/on_device.h"
 
 namespace lockstep::comm {
@@ -16,6 +17,10 @@ using test::spawn_on_device;
 using test::expect_alike;
 using test::for_all;
 using test::values;
+
+at::Tensor small_values(int64_t count, int seed, at::ScalarType dtype) {
+  return values(count, seed, dtype);
+}
 
 class Nccl : public testing::TestWithParam<int> {
  protected:
@@ -97,96 +102,23 @@ TEST_P(Nccl, ReduceScatter) {
 }
 
 TEST_P(Nccl, AllGather) {
-  run([](World& world) {
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world, {at::zeros({size * world.size()}, dtype), values(size, world.rank(), dtype)},
-          [&](auto& t) { world.group().all_gather(t[0], t[1]).wait(); }, what);
-      std::vector<at::Tensor> tensors{values(size + 3 * world.rank(), world.rank(), dtype)};
-      for (int r = 0; r < world.size(); ++r) tensors.push_back(at::zeros({size + 3 * r}, dtype));
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().all_gather({t.begin() + 1, t.end()}, t[0]).wait();
-          },
-          what);
-    });
-  });
+  run([](World& world) { test::expect_all_gathers_alike(world, small_values); });
 }
 
 TEST_P(Nccl, Broadcast) {
-  run([](World& world) {
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world, {values(size, world.rank(), dtype)},
-          [&](auto& t) { world.group().broadcast(t[0], 1).wait(); }, what);
-    });
-  });
+  run([](World& world) { test::expect_broadcasts_alike(world, small_values); });
 }
 
 TEST_P(Nccl, GatherAndScatter) {
-  run([](World& world) {
-    const int root = 1;
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      std::vector<at::Tensor> tensors{values(size + world.rank(), world.rank(), dtype)};
-      for (int r = 0; world.rank() == root && r < world.size(); ++r)
-        tensors.push_back(at::zeros({size + r}, dtype));
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().gather({t.begin() + 1, t.end()}, t[0], root).wait();
-          },
-          what);
-      for (size_t i = 1; i < tensors.size(); ++i)
-        tensors[i] = values(size + i - 1, static_cast<int>(i), dtype);
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().scatter(t[0], {t.begin() + 1, t.end()}, root).wait();
-          },
-          what);
-    });
-  });
+  run([](World& world) { test::expect_gathers_and_scatters_alike(world, small_values); });
 }
 
 TEST_P(Nccl, AllToAll) {
-  run([](World& world) {
-    const int n = world.size();
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world, {at::zeros({n * size}, dtype), values(n * size, world.rank(), dtype)},
-          [&](auto& t) { world.group().all_to_all(t[0], t[1]).wait(); }, what);
-      std::vector<at::Tensor> tensors;
-      for (int r = 0; r < n; ++r)
-        tensors.push_back(values(size + world.rank() + 2 * r, world.rank(), dtype));
-      for (int r = 0; r < n; ++r)
-        tensors.push_back(at::zeros({size + r + 2 * world.rank()}, dtype));
-      expect_alike(
-          world, tensors,
-          [&](auto& t) {
-            world.group().all_to_all({t.begin() + n, t.end()}, {t.begin(), t.begin() + n}).wait();
-          },
-          what);
-    });
-  });
+  run([](World& world) { test::expect_all_to_alls_alike(world, small_values); });
 }
 
-// All send before any receives.
 TEST_P(Nccl, MessagesRoundARing) {
-  run([](World& world) {
-    const int n = world.size(), to = (world.rank() + 1) % n, from = (world.rank() + n - 1) % n;
-    for_all([&](auto dtype, int64_t size, const std::string& what) {
-      expect_alike(
-          world, {values(size, world.rank(), dtype), at::zeros({size}, dtype)},
-          [&](auto& t) {
-            Work sent = world.group().send(t[0], to, 5),
-                 received = world.group().recv(t[1], from, 5);
-            sent.wait();
-            received.wait();
-          },
-          what);
-    });
-  });
+  run([](World& world) { test::expect_messages_round_a_ring_alike(world, small_values); });
 }
 
 TEST_P(Nccl, TensorsThatAreNotContiguous) {

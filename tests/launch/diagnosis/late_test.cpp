@@ -24,6 +24,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -57,8 +58,12 @@ TEST_F(Late, ARankWhoseMainThreadAloneHasEndedIsNamed) {
           {.environment = {{"SELF", self}, {"LOCKSTEP_LATE_RANKS", "1"}}});
   ASSERT_TRUE(job.await_error(
       "1 of 2 ranks of this host have exited with status 0; still running after 1 s: rank 0 (in no "
-      "collective so far (its main thread has ended, other threads run))"));
-  EXPECT_EQ(job.wait().exit_code, 0);  // its stdin ends
+      "collective so far (its main thread has ended, other threads run)), pid "));
+  const pid_t launcher = job.pid();
+  const Result result = job.wait();  // its stdin ends
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, ContainsRegex("pid [0-9]+, its threads: [^ ]+ in [^,]+, [^ ]+ in "));
+  EXPECT_THAT(result.err, HasSubstr(fmt::format("(kill -USR2 {} shows their stacks)", launcher)));
 }
 
 TEST_F(Late, AWrongTimeIsRefused) {

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 
 #include <csignal>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>

@@ -129,6 +129,10 @@ TEST(Accelerate, WhatIsOffIsNotRefused) {
       "f.yaml");
   EXPECT_EQ(settings.distributed_type, "NO");
   EXPECT_EQ(settings.mixed_precision, "no");
+  // The same words as in a file of a run.
+  for (const std::string word : {"no", "false", "'off'", "None", "0"}) {
+    EXPECT_NO_THROW(parse_accelerate("dynamo_config:\n  dynamo_backend: " + word + "\n", "f.yaml"));
+  }
   expect_accelerate_refuses("dynamo_config:\n  dynamo_backend: INDUCTOR\n",
                             "dynamo_config is not supported");
 }

@@ -29,6 +29,21 @@ TEST(Flags, AnUnknownOneNamesTheNearest) {
 TEST(Flags, AnUnknownCommandNamesTheNearest) {
   expect_usage_error({"runn"}, "unknown command 'runn'; the nearest is run");
 }
+TEST(Flags, ACommandOfOtherToolsIsToldWhatItIsHere) {
+  expect_usage_error({"launch", "--nproc-per-node", "2", "./a"},
+                     "unknown command 'launch'; what starts ranks is run; write: lockstep run "
+                     "--nproc-per-node 2 ./a\n");
+  expect_usage_error({"start"}, "write: lockstep run PROGRAM\n");
+  expect_usage_error({"version"}, "unknown command 'version'; write: lockstep --version\n");
+  expect_usage_error({"checkpoint", "x"}, "there are inspect, verify, merge, export and diff");
+}
+TEST(Flags, HelpOfACommandThatThereIsNotStartsNothing) {
+  expect_usage_error({"help", "trian"},
+                     "unknown command 'trian'; the nearest is train (lockstep --help)\n");
+  expect_usage_error({"help", "./a"}, "unknown command './a' (lockstep --help)\n");
+  expect_usage_error({"help", "launch"}, "write: lockstep run --help\n");
+  expect_usage_error({"help", "--x"}, "unknown flag --x (lockstep --help");
+}
 TEST(Flags, NoProgram) { expect_usage_error({"run"}, "no program given"); }
 TEST(Flags, NoValue) {
   expect_usage_error({"run", "--nproc-per-node"}, "--nproc-per-node");

@@ -12,7 +12,6 @@
 #include "launch/job/run.h"
 #include "launch/process/environment.h"
 #include "launch/rendezvous/host.h"
-#include "lockstep/core/error.h"
 #include "support/folder.h"
 #include "support/thrown.h"
 

@@ -43,6 +43,14 @@ TEST(Binding, NodesAreSharedOutEvenly) {
   EXPECT_THAT(cores_of(Binding::Numa, 3, 4, kEight), ElementsAre(2, 6, 3, 7));
 }
 
+TEST(Binding, ThreadsAreForTheTimeThatControlGroupsAllow) {
+  EXPECT_EQ(threads_for(4, 2, std::nullopt), 4);
+  EXPECT_EQ(threads_for(4, 2, 64), 4);
+  EXPECT_EQ(threads_for(4, 2, 5), 2);
+  EXPECT_EQ(threads_for(4, 2, 1), 1);
+  EXPECT_EQ(threads_for(0, 2, std::nullopt), 1);
+}
+
 TEST(Binding, NoneIsAllCores) { EXPECT_THAT(cores_of(Binding::None, 0, 4, kEight), IsEmpty()); }
 
 TEST(Binding, TheHostsCoresAreThoseThisProcessMayUse) {

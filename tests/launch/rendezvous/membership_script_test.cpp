@@ -187,6 +187,47 @@ TEST(MembershipScript, ANewHostJoinsAndTheOthersKeepTheirRanks) {
   EXPECT_THAT(simulation.said, Contains("host0: host1 joins"));
 }
 
+// Its ranks may have been stopped for another host to join, after which the job goes on.
+TEST(MembershipScript, AHostThatIsCutOffWhileItsRanksAreStoppedComesBackWhereOthersMayJoin) {
+  for (const int least : {1, 2}) {
+    NodeOptions options;
+    options.self.job_spec = {least, 2, 0};
+    Node node(options, ms(0));
+    node.connected(1, ms(1));
+    Start start{.attempt = 1};
+    start.hosts = {{2, 1}};
+    for (const Message& message : {Message(Welcome{.id = 2, .coordinator = 7}), Message(start),
+                                   Message(Stop{1, 0, "host1 joins"})}) {
+      node.receive(1, std::make_shared<const Message>(message), ms(2));
+    }
+    node.ranks_over(std::nullopt, 1, ms(3));
+    static_cast<void>(node.take_actions());
+    node.closed(1, false, ms(4));
+    node.tick(ms(500));
+    const auto actions = node.take_actions();
+    const auto is_dial = [](const Action& one) { return std::holds_alternative<Dial>(one); };
+    EXPECT_EQ(std::ranges::any_of(actions, is_dial), least < 2);
+    EXPECT_EQ(node.is_over(), least == 2);
+  }
+}
+
+// Its connection was dropped as one without an answer, before it was opened.
+TEST(MembershipScript, ANameThatTakesLongToLookUpTakesNoTimeOffItsConnection) {
+  NodeOptions options;
+  Node node(options, ms(0));
+  const Time late = options.timing.lease + ms(1000);
+  node.resolved(1, late);
+  node.tick(late + ms(1));
+  EXPECT_GT(node.deadline(late + ms(1)), late + ms(1));
+  node.connected(1, late + ms(2));
+  const auto actions = node.take_actions();
+  const auto is_join = [](const Action& one) {
+    const auto* send = std::get_if<Send>(&one);
+    return send != nullptr && std::holds_alternative<Join>(*send->message);
+  };
+  EXPECT_TRUE(std::ranges::any_of(actions, is_join));
+}
+
 TEST(MembershipScript, TheLastCallWaitsForMoreHosts) {
   Scenario scenario = calm(3);
   scenario.job_spec.min_nodes = 1;

@@ -29,7 +29,7 @@ class Party : public Network::Handler {
     heard[link] = std::get<Ping>(*message).number;
   }
   void on_close(ConnectionId link, bool) override { links.erase(link); }
-  void on_stranger(const std::string& text) override { ADD_FAILURE() << text; }
+  void on_refused_connection(const std::string& text) override { ADD_FAILURE() << text; }
   void on_disagreement(const std::string& text) override { ADD_FAILURE() << text; }
 
   static Keys keys() { return Keys::of(Token("0123456789abcdef"), "job"); }
@@ -64,7 +64,7 @@ TEST(Network, ManyLaunchersTalkToOne) {
   while (hosts.links.size() < kHosts) {
     const size_t before = hosts.links.size();
     for (size_t i = 0; i < kAtATime; ++i) {
-      hosts.network.dial(++hosts.last, Endpoint{where.host(), where.port()}.text());
+      hosts.network.dial(++hosts.last, "the coordinator", {where});
     }
     ASSERT_TRUE(run(coordinator, hosts, [&] {
       return hosts.links.size() == before + kAtATime &&
@@ -98,7 +98,7 @@ TEST(Network, WithoutADescriptorForThemNewLaunchersWait) {
   ASSERT_TRUE(socket);
   const Address where = local_address(socket->get());
   Party coordinator(std::move(*socket)), hosts{Fd()};
-  hosts.network.dial(++hosts.last, Endpoint{where.host(), where.port()}.text());
+  hosts.network.dial(++hosts.last, "the coordinator", {where});
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit none = before;
@@ -133,7 +133,7 @@ TEST(Network, WhereNobodyListensIsTold) {
   const Address any = Address::loopback(0);
   ASSERT_EQ(bind(socket.get(), any.generic(), any.length), 0);
   const Address where = local_address(socket.get());
-  caller.network.dial(7, Endpoint{where.host(), where.port()}.text());
+  caller.network.dial(7, "the coordinator", {where});
   ASSERT_TRUE(run(caller, other, [&] { return caller.closed != 0; }));
   EXPECT_EQ(caller.closed, 7);
 }
@@ -141,7 +141,7 @@ TEST(Network, WhereNobodyListensIsTold) {
 TEST(Network, WhatAStrangerDoesAgainAndAgainIsSaidOnceInAWhile) {
   struct Listening : Party {
     using Party::Party;
-    void on_stranger(const std::string& text) override { lines.push_back(text); }
+    void on_refused_connection(const std::string& text) override { lines.push_back(text); }
     std::vector<std::string> lines;
   };
   auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
@@ -177,10 +177,10 @@ TEST(Network, WhoWasReachedIsReachedAgainWithoutItsName) {
   ASSERT_TRUE(socket);
   const Address where = local_address(socket->get());
   Party coordinator(std::move(*socket)), host{Fd()};
-  host.network.dial(++host.last, Endpoint{where.host(), where.port()}.text());
+  host.network.dial(++host.last, "the coordinator", {where});
   ASSERT_TRUE(run(coordinator, host,
                   [&] { return host.links.size() == 1 && coordinator.links.size() == 1; }));
-  host.network.redial(++host.last, "nobody.invalid:1");
+  host.network.dial(++host.last, "the coordinator", {});
   EXPECT_TRUE(run(coordinator, host,
                   [&] { return host.links.size() == 2 && coordinator.links.size() == 2; }));
 }

@@ -251,6 +251,7 @@ TEST(SecureChannel, PlainAndTlsDoNotMeet) {
 TEST(Token, IsLongEnoughAndComesFromOnePlace) {
   EXPECT_THROW(Token("short"), ConfigError);
   EXPECT_THROW(Token(std::string(32, ' ')), ConfigError);
+  EXPECT_THROW(Token("short" + std::string(32, ' ')), ConfigError);
   unsetenv("LOCKSTEP_TOKEN");
   unsetenv("LOCKSTEP_TOKEN_FILE");
   try {
@@ -282,6 +283,11 @@ TEST(Token, IsLongEnoughAndComesFromOnePlace) {
   EXPECT_THROW((void)Token::from_env(), ConfigError);  // which?
   unsetenv("LOCKSTEP_TOKEN_FILE");
   EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
+  // As of a YAML's block, where another host has the file.
+  for (const char* end : {"\n", "\r\n", " "}) {
+    setenv("LOCKSTEP_TOKEN", (kSecret + end).c_str(), 1);
+    EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
+  }
   unsetenv("LOCKSTEP_TOKEN");
 }
 

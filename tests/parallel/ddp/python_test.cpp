@@ -1,12 +1,14 @@
 // The same model, seed and data in C++ and in Python's DistributedDataParallel.
+#include "parallel/python.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/parallel/autocast.h"
@@ -18,7 +20,9 @@
 #include "lockstep/parallel/global_mean.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/parallel/update_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
@@ -28,16 +32,6 @@ namespace lockstep::test {
 namespace {
 
 constexpr int kSteps = 100;
-
-// What the program wrote to standard output; fails the test unless it ended well.
-std::string output_of(const std::string& command) {
-  std::string text;
-  FILE* pipe = popen(command.c_str(), "r");
-  char chunk[4096];
-  while (const size_t n = fread(chunk, 1, sizeof chunk, pipe)) text.append(chunk, n);
-  EXPECT_EQ(pclose(pipe), 0) << command;
-  return text;
-}
 
 uint64_t fnv1a(const std::vector<at::Tensor>& parameters) {
   uint64_t value = 0xcbf29ce484222325;
@@ -230,6 +224,13 @@ TEST(MixedGroup, WhatNeedsRanksOfLockstepIsRefused) {
         {"check_same()", [&] { check_same(net, group); }},
         {"check_same()", [&] { check_same(net, sgd, group); }},
         {"broadcast_optimizer()", [&] { broadcast_optimizer(sgd, group); }},
+        {"Checkpointer", [&] { Checkpointer saver(group, "never_made", {.async = false}); }},
+        {"Checkpointer", [&] { Checkpointer saver(group, "never_made"); }},
+        {"update_batch_norm", [&] { update_batch_norm(net, group, [] {}); }},
+        {"gather_for_metrics",
+         [&] {
+           (void)gather_for_metrics(torch::ones({2, 1}), group);
+         }},
         {"split()", [&] { (void)group.split(0); }},
     };
     for (const auto& [who, call] : calls) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -133,6 +134,31 @@ TEST(SeveralDdps, RanksRunThemInOppositeOrder) {
     }
     return one->forward(two->forward(x)).square().mean();
   });
+}
+
+// A program that trains each of its models in a thread of its own.
+TEST(SeveralDdps, EachInAThreadWithAGroupOfItsOwn) {
+  for (const int ranks : {2, 3}) {
+    spawn(ranks, [](World& world) {
+      Storeys one(1), two(2), usual_one(1), usual_two(2);
+      Ddp first(one, world.group().split(0)), second(two, world.group().split(0));
+      const auto train = [&world](Storeys& net, Storeys& usual, int steps) {
+        for (int step = 0; step < steps; ++step) {
+          for (Storeys* each : {&net, &usual}) (*each)->zero_grad();
+          net->forward(tower_rows(world.rank(), step)).square().mean().backward();
+          at::Tensor sum = at::zeros({}, at::kDouble);
+          for (int rank = 0; rank < world.size(); ++rank)
+            sum = sum + usual->forward(tower_rows(rank, step)).square().mean();
+          (sum / world.size()).backward();
+          expect_tower(net, usual);
+        }
+      };
+      std::thread of_one([&] { train(one, usual_one, 20); });
+      std::thread of_two([&] { train(two, usual_two, 30); });
+      of_one.join();
+      of_two.join();
+    });
+  }
 }
 
 TEST(SeveralDdps, WithHold) {

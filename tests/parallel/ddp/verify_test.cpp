@@ -1,8 +1,6 @@
 // Ranks with different models, and modules that cannot be trained: one error, on every rank.
 #include <unistd.h>
 
-#include <functional>
-
 #include "lockstep/parallel/fsdp.h"
 #include "parallel/ddp/model.h"
 #include "parallel/reference.h"

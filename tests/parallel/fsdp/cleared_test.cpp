@@ -154,13 +154,30 @@ TEST(FsdpCleared, WhatSomebodyKeepsStaysAsItWas) {
       for (size_t i = 0; i < leaves.size(); ++i) {
         at::Tensor& gradient = leaves[i].mutable_grad();
         if (!gradient.defined() || (step == 2 && i % 2 == 0)) continue;  // that one is added to
-        kept.push_back(gradient.detach());
+        kept.push_back(i % 3 == 0 ? gradient : gradient.detach());
         values.push_back(gradient.clone());
         gradient.reset();
       }
       tower_loss(net, world.rank(), step).backward();
     }
     for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], values[i])) << i;
+  });
+}
+
+TEST(FsdpCleared, OneThatWasGivenOtherMemoryIsNotUsedAgain) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Tower net, usual;
+    Fsdp fsdp(net, world.group(), of_blocks(net, options));
+    const Ddp ddp(usual, world.group());
+    tower_loss(net, world.rank(), 0).backward();
+    for (auto& leaf : fsdp.parameters()) {
+      at::Tensor& gradient = leaf.mutable_grad();
+      gradient.set_data(at::zeros_like(gradient));
+      gradient.reset();
+    }
+    tower_loss(net, world.rank(), 1).backward();
+    tower_loss(usual, world.rank(), 1).backward();
+    expect_same_gradients(fsdp, usual, 0);
   });
 }
 

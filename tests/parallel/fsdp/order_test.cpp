@@ -1,9 +1,12 @@
 // Fsdp's collectives come in one order on all ranks, also where their backward passes differ, and
 // where a unit's gradients come several times.
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "lockstep/parallel/activation_checkpointing.h"
 #include "parallel/fsdp/models.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -91,6 +94,97 @@ TEST(FsdpOrder, AModuleIsRecomputedForEachOfItsCallsInTheFirstStep) {
         call(model, rows(world.rank(), step), step == 0 ? 2 : 1).square().mean().backward();
       }
       expect_same_gradients(fsdp, usual, 1e-6);  // each call's gradients are added by themselves
+    }
+  });
+}
+
+// Each block hands on what all of them look at.
+struct HandingImpl : torch::nn::Module {
+  HandingImpl() { layer = register_module("layer", torch::nn::Linear(40, 40)); }
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& memory) {
+    return {torch::tanh(layer(x)) + memory, memory};
+  }
+  torch::nn::Linear layer{nullptr};
+};
+TORCH_MODULE(Handing);
+
+struct HandedOnImpl : torch::nn::Module {
+  HandedOnImpl() {
+    torch::manual_seed(1);
+    in = register_module("in", torch::nn::Linear(40, 40));
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(register_module("block" + std::to_string(i), Handing()));
+    }
+    factor = register_parameter("factor", torch::ones({1}));
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(at::Tensor x) {
+    at::Tensor memory = x = in(x);
+    for (auto& block : blocks) std::tie(x, memory) = call(block, x, memory);
+    return {x, factor};
+  }
+  torch::nn::Linear in{nullptr};
+  std::vector<Handing> blocks;
+  at::Tensor factor;
+};
+TORCH_MODULE(HandedOn);
+
+// The gradient of that is known when all units are through.
+TEST(FsdpOrder, AUnitThatReturnsWhatItWasGivenIsNotGatheredAgain) {
+  on_both([](World& world, FsdpOptions options) {
+    const HandedOn net;
+    options.units = units_of<HandingImpl>(*net);
+    Fsdp fsdp(net, world.group(), options);
+    const at::Tensor x = rows(world.rank(), 0).requires_grad_();
+    int looks = 0;
+    x.register_hook([&](const at::Tensor&) {
+      for (const auto& block : net->blocks) {
+        ++looks;
+        EXPECT_THAT(message_of<c10::Error>([&] { block->layer->weight.sum(); }),
+                    testing::HasSubstr("has no memory outside of its unit"));
+      }
+    });
+    std::get<0>(call(net, x)).square().mean().backward();
+    EXPECT_EQ(looks, 3);
+  });
+}
+
+TEST(FsdpOrder, AParameterThatIsReturnedKeepsNoHooks) {
+  on_both([](World& world, FsdpOptions options) {
+    const HandedOn net;
+    options.units = units_of<HandingImpl>(*net);
+    Fsdp fsdp(net, world.group(), options);
+    const auto hooks = [&] {
+      return torch::autograd::impl::get_autograd_meta(net->factor)->cpp_hooks_list_->size();
+    };
+    const size_t before = hooks();
+    for (int step = 0; step < 3; ++step) {
+      const auto [y, factor] = call(net, rows(world.rank(), step));
+      (y * factor).square().mean().backward();
+    }
+    EXPECT_EQ(hooks(), before);
+  });
+}
+
+// Nothing is gathered there, so that ranks may call different units.
+TEST(FsdpOrder, CallsBetweenUnshardAndReshardAreNotPrefetched) {
+  spawn(2, [](World& world) {
+    const Forks net, usual;
+    Fsdp fsdp(net, world.group(),
+              {.units = units_of<ForkImpl>(*net), .forward_prefetch = true, .share_memory = false});
+    Ddp ddp(usual, world.group());
+    for (int step = 0; step < 2; ++step) {
+      fsdp.unshard();
+      for (const int fork : world.rank() == 0 ? std::vector{0, 1, 2} : std::vector{0, 3}) {
+        const at::NoGradGuard no_grad;
+        call(net->forks[fork], rows(world.rank(), step), true);
+      }
+      fsdp.reshard();
+      fsdp.zero_grad();
+      ddp.zero_grad();
+      for (const Forks& model : {net, usual}) {
+        call(model, rows(world.rank(), step), 0, step).square().mean().backward();
+      }
+      expect_same_gradients(fsdp, usual, 0);
     }
   });
 }

@@ -103,5 +103,29 @@ TEST(HooksUnused, AParameterThatOneRankUsesIsUsed) {
   });
 }
 
+// Rank 0 has no batch, rank 1 has two, and then no rank has one.
+int64_t passes_of_a_join(World& world, const std::shared_ptr<CommHook>& hook) {
+  Skipping net;
+  Ddp ddp(net, world, {.bucket_bytes = {256}, .hook = hook});
+  parallel::Join join({ddp});
+  for (int batch = 0; batch < 2 * world.rank(); ++batch) {
+    ddp.zero_grad();
+    net->forward(at::ones({4, 16}), /*skips=*/batch == 1).square().mean().backward();
+  }
+  join.finish();
+  return hook->state().at("iteration").item<int64_t>();
+}
+
+TEST(HooksUnused, APassWithoutAnyBatchIsNotCounted) {
+  spawn(2, [](World& world) {
+    for (const int64_t start : {1, 2, 9}) {
+      const auto power_sgd = std::make_shared<PowerSgd>(PowerSgdOptions{.start_iteration = start});
+      EXPECT_EQ(passes_of_a_join(world, power_sgd), 2) << start;
+    }
+    const auto local_sgd = std::make_shared<LocalSgd>(LocalSgdOptions{.start_iteration = 9});
+    EXPECT_EQ(passes_of_a_join(world, local_sgd), 2);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -13,7 +13,8 @@ const std::vector<std::string> kWhats{"freeze",     "thaw",     "rate",   "add_g
                                       "drop_group", "replace",  "tie",    "tie_weight",
                                       "skip",       "overflow", "refresh"};
 const std::vector<std::string> kHooks{"", "float", "half", "bfloat", "top_k", "power_sgd"};
-const std::vector<std::string> kOptimizers{"sgd", "adam", "adamw", "fused_sgd", "fused_adamw"};
+const std::vector<std::string> kOptimizers{"sgd",       "adam",        "adamw",
+                                           "fused_sgd", "fused_adamw", "rmsprop"};
 
 bool is_zero(Kind kind) { return kind == Kind::Zero || kind == Kind::SharedZero; }
 
@@ -49,7 +50,9 @@ Change drawn_change(Dice& dice, const Course& course) {
   if (stops && is_kept(course, change.block)) change.what = What::Refresh;
   const bool is_light =
       change.what == What::Freeze || change.what == What::Thaw || change.what == What::Skip;
-  if (course.micros > 1 && is_light && dice.one_in(2)) change.part = 1;
+  if (course.micros > 1 && is_light && dice.one_in(2)) {
+    change.part = static_cast<int>(1 + dice.below(course.micros - 1));
+  }
   // What was frozen may not be unfrozen there without refresh(), and all lanes of an Fsdp call the
   // same units.
   const bool is_fsdp = course.phases[phase_of(course, change.step)].kind == Kind::Fsdp;
@@ -91,15 +94,27 @@ Phase drawn_phase(Dice& dice, const Course& course, const std::vector<int>& rank
   if (phase.kind != Kind::Local && dice.one_in(4))
     phase.discarded = static_cast<int>(1 + dice.below(2));
   phase.narrow = phase.kind == Kind::Fsdp && !course.normalized && dice.one_in(6);
+  if (phase.kind == Kind::Local && dice.one_in(2)) {
+    phase.local_from = static_cast<int>(dice.below(3));
+    phase.in_pairs = dice.one_in(3);
+  }
+  const bool may_reduce =
+      course.lanes == 0 && phase.kind != Kind::Local &&
+      (course.hook == Hook::None || (phase.kind == Kind::Fsdp && course.hook != Hook::TopK));
+  phase.reduced = may_reduce && dice.one_in(5);
   return phase;
 }
 
 Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int>>& ranks) {
   Course course{.seed = seed};
-  course.lanes = dice.one_in(2) ? dice.pick(std::vector{4, 6, 8}) : 0;
-  course.micros = course.lanes == 0 && dice.one_in(3) ? 2 : 1;
+  course.lanes = dice.one_in(2) ? dice.pick(std::vector{4, 6, 8, 12}) : 0;
+  course.micros = course.lanes == 0 && dice.one_in(3) ? static_cast<int>(2 + dice.below(2)) : 1;
   course.scaled = dice.one_in(3);
-  if (dice.one_in(4)) course.average = dice.pick(std::vector{0.7, 1.0});
+  if (dice.one_in(4)) {
+    course.average = dice.pick(std::vector{0.7, 1.0});
+    course.average_from = static_cast<int>(dice.below(3));
+    course.average_every = static_cast<int>(1 + dice.below(3));
+  }
   course.clip = dice.pick(
       std::vector{Course::Clip::None, Course::Clip::None, Course::Clip::Norm, Course::Clip::Value});
   if (course.lanes == 0) {
@@ -108,10 +123,12 @@ Course drawn_course(Dice& dice, uint64_t seed, const std::vector<std::vector<int
     if (dice.one_in(2)) {
       course.hook = static_cast<Hook>(1 + dice.below(std::ssize(kHooks) - 1));
       course.feedback = !dice.one_in(4);
-      // In one process the batch is another, and so are roundings, by which equal ones are chosen.
-      if (course.normalized && course.hook == Hook::TopK) course.hook = Hook::PowerSgd;
     }
   }
+  course.buffers = dice.pick(std::vector{Shared::FirstRanks, Shared::Average, Shared::None});
+  // Lanes have none of their own.
+  if (course.lanes > 0 && course.buffers == Shared::None) course.buffers = Shared::Average;
+  course.is_strict = dice.one_in(6);
   course.gamma = dice.one_in(3) ? 0.8 : 1;
   course.optimizers = dice.one_in(4) ? 2 : 1;
   course.models = dice.one_in(4) ? 2 : 1;
@@ -186,6 +203,11 @@ bool Course::has_hook(size_t phase) const {
          phases[phase].kind != Kind::Local;
 }
 
+bool Course::has_ddp(size_t phase) const {
+  const Phase& own = phases[phase];
+  return own.kind != Kind::Fsdp && (own.kind != Kind::Local || own.local_from >= 0);
+}
+
 int Course::first_joined(size_t phase) const {
   const auto& joined = phases[phase].joined;
   return begin(phase + 1) - (joined.empty() ? 0 : *std::ranges::max_element(joined));
@@ -200,13 +222,17 @@ std::string Course::text() const {
       fmt::format("lanes={} micros={} clear={} clip={} late={} frozen={}", lanes, micros,
                   static_cast<int>(clear), static_cast<int>(clip), late, frozen);
   if (hook != Hook::None) text += " hook=" + kHooks[static_cast<size_t>(hook)];
-  if (average) text += fmt::format(" average={}", *average);
+  if (average) {
+    text += fmt::format(" average={} from {} every {}", *average, average_from, average_every);
+  }
   if (gamma != 1) text += fmt::format(" gamma={}", gamma);
   if (optimizers > 1) text += " two optimizers";
   if (models > 1) text += " two models";
+  text += fmt::format(" buffers={}", static_cast<int>(buffers));
   const std::vector<std::pair<bool, const char*>> flags{
       {feedback, "feedback"}, {normalized, "normalized"},     {drops, "drops"},
-      {scaled, "scaled"},     {clears_first, "clears_first"}, {synchronized, "synchronized"}};
+      {scaled, "scaled"},     {clears_first, "clears_first"}, {synchronized, "synchronized"},
+      {is_strict, "strict"}};
   for (const auto& [is_set, name] : flags) {
     if (is_set) text += fmt::format(" {}", name);
   }
@@ -214,6 +240,10 @@ std::string Course::text() const {
     text += fmt::format("\n    {} {} on {} {} steps{}{}", kKinds[static_cast<size_t>(phase.kind)],
                         phase.optimizer, phase.ranks, phase.steps, phase.async ? " async" : "",
                         phase.narrow ? " narrow" : "");
+    if (phase.reduced) text += " reduced";
+    if (phase.local_from >= 0) {
+      text += fmt::format(" local_from={}{}", phase.local_from, phase.in_pairs ? " in pairs" : "");
+    }
     if (!phase.joined.empty()) {
       text += fmt::format(" joined={}{}", phase.joined, phase.divides_by_active ? " active" : "");
     }

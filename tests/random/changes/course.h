@@ -20,11 +20,16 @@ enum class Kind {
   Zero,
   SharedZero,
   Fsdp,
-  Local,  // in nothing: an Averager averages the parameters of every second step, and of the last
+  // In nothing, or in a Ddp with LocalSgd: an Averager averages the parameters of every second
+  // step, and of the last.
+  Local,
 };
 
 // By what a Ddp averages, with more than one rank and without lanes.
 enum class Hook { None, Float, Half, BFloat, TopK, PowerSgd };
+
+// What becomes of buffers, in which each rank counts samples of its own.
+enum class Shared { FirstRanks, Average, None };
 
 enum class What {
   Freeze,     // the parameters of block `block`
@@ -65,7 +70,12 @@ struct Phase {
   bool divides_by_active = false;
   // Further steps, which are saved, too; what follows goes on from the checkpoint before them.
   int discarded = 0;
-  bool narrow = false;  // an Fsdp that computes in float32
+  bool narrow = false;   // an Fsdp that computes in float32
+  bool reduced = false;  // gradients are added up in float32; a narrow Fsdp's in float64
+  // Of a Local: the first so many passes of a Ddp average gradients, and then ranks have their own,
+  // or those of a pair. Below 0: no Ddp.
+  int local_from = -1;
+  bool in_pairs = false;
   bool async = false;
   uint64_t seed = 0;  // of options that change no result
 };
@@ -78,13 +88,17 @@ struct Course {
   int micros = 1;
   bool scaled = false;
   std::optional<double> average;  // the decay of a WeightAverage; 1: the plain mean
+  int average_from = 0;           // WeightAverageOptions::start
+  int average_every = 1;
   enum class Clip { None, Norm, Value } clip = Clip::None;
   Hook hook = Hook::None;
-  bool feedback = false;      // of its errors
-  bool normalized = false;    // BatchNorm, over all ranks
-  bool drops = false;         // dropout
-  double gamma = 1;           // by which each step's rates are multiplied; 1: no LrScheduler
-  int optimizers = 1;         // which have every other group
+  bool feedback = false;    // of its errors
+  bool normalized = false;  // BatchNorm, over all ranks
+  bool drops = false;       // dropout
+  double gamma = 1;         // by which each step's rates are multiplied; 1: no LrScheduler
+  int optimizers = 1;       // which have every other group
+  Shared buffers = Shared::FirstRanks;
+  bool is_strict = false;     // a Ddp refuses what has no gradient
   int models = 1;             // with a Ddp each, of half of the blocks; an Fsdp has all
   bool synchronized = false;  // by an Averager, which finds nothing to do
   bool clears_first = false;  // gradients are cleared before a step's changes
@@ -102,6 +116,7 @@ struct Course {
   // Whether the phase's optimizers begin without a state.
   bool is_fresh(size_t phase) const;
   bool has_hook(size_t phase) const;
+  bool has_ddp(size_t phase) const;
   // The first step within a Join; the phase's end without.
   int first_joined(size_t phase) const;
 };

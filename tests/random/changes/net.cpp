@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
@@ -51,13 +52,20 @@ NetImpl::NetImpl(const Course& course, uint64_t seed) {
 }
 
 at::Tensor NetImpl::forward(at::Tensor x) {
-  seen.mul_(0.5).add_(1);
+  seen.copy_(seen_after(seen, x));
   if (norm) x = norm(x);
   for (int i = 0; i < kBlocks; ++i) {
     if (!skipped.contains(i)) x = lockstep::call(blocks[static_cast<size_t>(i)], x);
   }
   if (noise) x = x * (noise(x.sizes()) < 0.75) / 0.75;
-  return x.sum(1);
+  // Not their plain sum: gradients of the last bias would be equal, of which TopK chooses by
+  // roundings, and those of the last weight a matrix of rank 1, of which PowerSgd's second
+  // direction may be roundings alone.
+  return (x + 0.1 * x.square()).sum(1);
+}
+
+at::Tensor seen_after(const at::Tensor& seen, const at::Tensor& x) {
+  return seen * 0.5 + x.detach().narrow(1, 0, seen.numel()).mean(0);
 }
 
 void NetImpl::set_trainable(int block, bool trainable) {
@@ -153,7 +161,9 @@ std::vector<Named> members_of(const NetImpl& net, const Groups& groups) {
   return members;
 }
 
-double rate_of(const std::string& optimizer) { return optimizer.ends_with("sgd") ? 1e-4 : 1e-2; }
+double rate_of(const std::string& optimizer) {
+  return optimizer.ends_with("sgd") ? 1e-4 : optimizer == "rmsprop" ? 1e-3 : 1e-2;
+}
 
 std::unique_ptr<Optimizer> made(const std::string& name, std::vector<OptimizerParamGroup> groups) {
   using namespace torch::optim;
@@ -165,6 +175,10 @@ std::unique_ptr<Optimizer> made(const std::string& name, std::vector<OptimizerPa
     return std::make_unique<Adam>(std::move(groups), AdamOptions(rate).eps(1e-3));
   }
   if (name == "adamw") return std::make_unique<AdamW>(std::move(groups), adamw);
+  if (name == "rmsprop") {
+    const auto options = RMSpropOptions(rate).eps(1e-3).momentum(0.5).weight_decay(0.1);
+    return std::make_unique<RMSprop>(std::move(groups), options);
+  }
   if (name == "fused_sgd") return std::make_unique<parallel::FusedSGD>(std::move(groups), sgd);
   return std::make_unique<parallel::FusedAdamW>(std::move(groups), adamw);
 }

@@ -45,12 +45,15 @@ struct NetImpl : torch::nn::Module {
   void set_trainable(int block, bool trainable);
   std::vector<Block> blocks;
   std::set<int> skipped;
-  at::Tensor seen;  // a buffer that each forward changes
+  at::Tensor seen;  // a buffer that each forward changes by what it sees
   torch::nn::BatchNorm1d norm{nullptr};
   // What dropout draws: numbers of these sizes, from 0 to 1. None: no dropout.
   std::function<at::Tensor(at::IntArrayRef)> noise;
 };
 TORCH_MODULE(Net);
+
+// What a forward of x makes of the buffer.
+at::Tensor seen_after(const at::Tensor& seen, const at::Tensor& x);
 
 // The net, or its halves as models of their own, under the same names.
 std::vector<std::shared_ptr<torch::nn::Module>> models_of(const Net& net, int count);

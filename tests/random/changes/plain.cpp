@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "random/changes/plain_copy.h"
+#include "random/changes/plain_seen.h"
 
 namespace lockstep::test::changes {
 namespace {
@@ -27,7 +28,8 @@ class Plain {
         phase_(course.phases[number]),
         ranks_(static_cast<int>(phase_.ranks.size())),
         width_(course.lanes > 0 ? course.lanes : ranks_),
-        samples_(samples_of(course.seed)) {
+        samples_(samples_of(course.seed)),
+        seen_(course, number, Net(course, 0)->seen, before != nullptr ? &before->seen_ : nullptr) {
     const bool is_local = phase_.kind == Kind::Local;
     for (int i = 0; i < (is_local ? ranks_ : 1); ++i) copies_.push_back(made(before));
     if (before != nullptr) take_over(*before);
@@ -66,6 +68,7 @@ class Plain {
       run_step(step, {some}, phase_.divides_by_active ? static_cast<int>(some.size()) : ranks_);
     }
     if (phase_.kind == Kind::Local) average_copies();
+    seen_.end_phase();
   }
 
   Named state() {
@@ -75,8 +78,11 @@ class Plain {
       all.emplace_back(name, parameter.detach().clone());
     }
     for (const auto& item : copy.net->named_buffers()) {
-      all.emplace_back(item.key(), item.value().to(at::kDouble));
+      const bool is_seen = item.value().is_same(copy.net->seen);
+      if (is_seen && course_.buffers == Shared::None) continue;
+      all.emplace_back(item.key(), is_seen ? seen_.first() : item.value().to(at::kDouble));
     }
+    if (course_.lanes == 0) all.emplace_back("what each rank has seen", seen_.of_ranks());
     all.emplace_back("averager's steps", at::tensor(course_.synchronized ? done_ : int64_t{0}));
     all.emplace_back("rates", at::tensor(copy.rates(), at::kDouble));
     all.emplace_back("taken", at::tensor(taken_ * kBatch));
@@ -126,6 +132,7 @@ class Plain {
   void take_over(Plain& before) {
     taken_ = before.taken_, done_ = before.done_, scale_ = before.scale_, good_ = before.good_;
     averages_ = before.averages_, averaged_ = before.averaged_;
+    updates_ = before.updates_;
     // Generators of ranks that are not in this phase are gone.
     generators_ = before.generators_;
     generators_.resize(std::min(generators_.size(), static_cast<size_t>(ranks_)));
@@ -169,17 +176,14 @@ class Plain {
       }
     }
     std::set<const void*> reached;
-    at::Tensor seen;
     for (size_t micro = 0; micro < micros.size(); ++micro) {
       const bool is_last = micro + 1 == micros.size();
       if (micro > 0) change(step, static_cast<int>(micro));
       note_reached(reached);
-      // Each lane begins with what the step began with.
-      if (micro == 0 || course_.lanes == 0) seen = copies_[0].net->seen.clone();
+      for (const auto& batch : micros[micro]) seen_.forward(batch.rank, batch.x);
       for (const auto& batch : parts(micros[micro])) {
         PlainCopy& copy =
             copies_.size() > 1 ? copies_[static_cast<size_t>(batch.rank)] : copies_[0];
-        copy.net->seen.copy_(seen);
         copy.net->noise = nullptr;
         if (course_.drops)
           copy.net->noise = [&](at::IntArrayRef sizes) { return noise(batch.rank, sizes); };
@@ -197,9 +201,44 @@ class Plain {
         }
       }
     }
-    const auto present = static_cast<int>(micros[0].size());
-    if (has_hook) average(all, each, left, reached, {present, divisor});
+    std::vector<int> present;
+    for (const auto& batch : micros[0]) present.push_back(batch.rank);
+    const auto count = static_cast<int>(present.size());
+    if (has_hook) average(all, each, left, reached, {count, divisor});
+    if (phase_.kind == Kind::Local && course_.has_ddp(number_)) average_gradients(reached);
+    const bool is_quiet = phase_.kind == Kind::Local && passes_ >= phase_.local_from;
+    seen_.end_pass(present, is_quiet);
+    ++passes_;
     rest_of_step();
+  }
+
+  // Of copies, by LocalSgd.
+  void average_gradients(const std::set<const void*>& reached) {
+    std::vector<Named> all;
+    for (auto& copy : copies_) all.push_back(parameters_of(*copy.net));
+    const size_t width = passes_ < phase_.local_from ? all.size() : phase_.in_pairs ? 2 : 1;
+    for (size_t i = 0; i < all[0].size(); ++i) {
+      if (!reached.contains(all[0][i].second.unsafeGetTensorImpl())) continue;
+      for (size_t begin = 0; begin < all.size(); begin += width) {
+        const size_t end = std::min(begin + width, all.size());
+        at::Tensor sum = at::zeros_like(all[0][i].second);
+        for (size_t rank = begin; rank < end; ++rank) sum += all[rank][i].second.grad();
+        for (size_t rank = begin; rank < end; ++rank) {
+          all[rank][i].second.mutable_grad() = sum / static_cast<double>(end - begin);
+        }
+      }
+    }
+  }
+
+  // As when a Ddp attaches itself again.
+  void become_rank_zeros() {
+    const at::NoGradGuard no_grad;
+    const Named first = parameters_of(*copies_[0].net);
+    for (auto& copy : copies_) {
+      const Named own = parameters_of(*copy.net);
+      for (size_t i = 0; i < own.size(); ++i) own[i].second.copy_(first[i].second);
+    }
+    seen_.become_rank_zeros();
   }
 
   // `own`: gradients that it adds to, in place of the parameters'.
@@ -283,9 +322,9 @@ class Plain {
       const bool is_other = change.what == What::Replace || change.what == What::Tie ||
                             change.what == What::TieWeight;
       const bool is_told = change.told && (is_other || change.what == What::Thaw);
-      if (hook_ && (is_told || change.what == What::Refresh)) {
-        hook_->keep_attached(parameters_of(*copies_[0].net));
-      }
+      const bool refreshes = is_told || change.what == What::Refresh;
+      if (hook_ && refreshes) hook_->keep_attached(parameters_of(*copies_[0].net));
+      if (refreshes && course_.has_ddp(number_)) become_rank_zeros();
       const bool regroups = change.what == What::AddGroup || change.what == What::DropGroup;
       for (auto& copy : copies_) {
         if (is_other || regroups) copy.follow(change, family_of(phase_.optimizer));
@@ -333,19 +372,21 @@ class Plain {
     ++done_;
     if (copies_.size() > 1 && ++local_ % 2 == 0) average_copies();
     if (!course_.average) return;
-    ++averaged_;
+    const int64_t rest = updates_++ - course_.average_from;
+    if (rest > 0 && rest % course_.average_every > 0) return;
+    if (rest >= 0) ++averaged_;
     for (auto& [name, average] : averages_) {
       const at::Tensor now = copies_[0].net->named_parameters()[name].detach();
       const double by =
           *course_.average < 1 ? 1 - *course_.average : 1.0 / static_cast<double>(averaged_);
-      average = averaged_ == 1 ? now.clone() : average + (now - average) * by;
+      average = averaged_ <= 1 ? now.clone() : average + (now - average) * by;
     }
   }
 
   void begin_average() {
     if (!course_.average) return;
     averages_.clear();
-    averaged_ = 0;
+    updates_ = averaged_ = 0;
     for (const auto& [name, parameter] : parameters_of(*copies_[0].net)) {
       averages_.emplace_back(name, parameter.detach().clone());
     }
@@ -369,11 +410,13 @@ class Plain {
   int ranks_;
   int width_;  // ranks or lanes
   std::pair<at::Tensor, at::Tensor> samples_;
+  PlainSeen seen_;                 // in the place of the copies' buffers
   std::vector<PlainCopy> copies_;  // one, or each rank's
   std::vector<at::Generator> generators_;
   std::optional<PlainHook> hook_;
+  int passes_ = 0;
   Named averages_;
-  int64_t averaged_ = 0, taken_ = 0, done_ = 0, good_ = 0, local_ = 0;
+  int64_t updates_ = 0, averaged_ = 0, taken_ = 0, done_ = 0, good_ = 0, local_ = 0;
   double scale_ = 8;
   bool overflows_ = false;
 };

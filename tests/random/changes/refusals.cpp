@@ -3,6 +3,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 
 #include "lockstep/core/shard.h"
 #include "random/changes/course.h"
@@ -101,15 +102,45 @@ bool is_frozen_on_some(const std::vector<Parameters>& lanes, int ranks) {
   return false;
 }
 
+// Whether some rank of a Ddp that was attached to `attached` has a parameter without a gradient.
+// `parts`: as each lane, or micro-batch, finds the parameters.
+bool lacks_gradients(const Parameters& attached, const std::vector<Parameters>& parts, int ranks,
+                     bool are_lanes) {
+  const auto lacks = [&](std::span<const Parameters> own, bool in_each) {
+    std::map<int, int> counts;
+    for (const auto& part : own) {
+      for (const int each : part.reached()) ++counts[each];
+    }
+    for (const auto& [place, each] : attached.first(kAll)) {
+      if (attached.frozen.contains(each) || own.back().frozen.contains(each)) continue;
+      if (counts[each] < (in_each ? std::ssize(own) : 1)) return true;
+    }
+    return false;
+  };
+  const std::span<const Parameters> all(parts);
+  if (!are_lanes) return lacks(all, /*in_each=*/false);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto own = Shard{rank, ranks}.of(std::ssize(parts));
+    if (lacks(all.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.end - own.begin)),
+              /*in_each=*/true))
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string refusal_of(const Course& course, size_t number) {
   const Phase& phase = course.phases[number];
   const int begin = course.begin(number), end = begin + phase.steps;
-  if (phase.kind == Kind::Local) return {};
+  if (phase.kind == Kind::Local && !course.has_ddp(number)) return {};
   const bool is_fsdp = phase.kind == Kind::Fsdp;
   const bool is_zero = phase.kind == Kind::Zero || phase.kind == Kind::SharedZero;
   const bool is_attached = phase.ranks.size() > 1 || course.lanes > 0 || is_fsdp;
+  const bool is_strict = course.is_strict && is_attached && !is_fsdp;
+  const int ranks = static_cast<int>(phase.ranks.size());
+  const int part_count = std::max(course.lanes, course.micros);
+  const std::string no_gradient = "parameters got no gradient in backward()";
   Parameters now(course);
   std::vector<int> blocks, added;
   for (int block = 0; block < kBlocks; ++block) {
@@ -136,10 +167,10 @@ std::string refusal_of(const Course& course, size_t number) {
   bool was_frozen = false;  // in the step before: a Ddp refuses the next backward()
   for (int step = begin; step < end; ++step) {
     bool overflows = false;
-    std::vector<Parameters> lanes;  // as each finds them
+    std::vector<Parameters> parts;  // as each finds them
     for (; next < course.changes.size() && course.changes[next].step == step; ++next) {
       const Change& change = course.changes[next];
-      while (std::ssize(lanes) < change.part && course.lanes > 0) lanes.push_back(now);
+      while (std::ssize(parts) < change.part) parts.push_back(now);
       take(change);
       // Of the last rank's loss, which within a Join may have none.
       const bool has_last =
@@ -155,15 +186,20 @@ std::string refusal_of(const Course& course, size_t number) {
     if (was_frozen) return frozen_alone;
     if (is_attached && !now.fits(attached))
       return is_fsdp ? "after Fsdp was attached: construct it again" : "call ddp.refresh()";
+    const bool has_joined = step >= course.first_joined(number);
+    while (std::ssize(parts) < (has_joined ? 1 : part_count)) parts.push_back(now);
+    if (is_strict && lacks_gradients(attached, parts, ranks, course.lanes > 0)) return no_gradient;
     if (is_zero && !overflows && now.first(blocks) != sharded) {
       return "construct another ZeroOptimizer when parameters are added or replaced";
     }
-    while (std::ssize(lanes) < course.lanes) lanes.push_back(now);
-    was_frozen = course.lanes > 0 && is_frozen_on_some(lanes, static_cast<int>(phase.ranks.size()));
+    was_frozen = course.lanes > 0 && is_frozen_on_some(parts, ranks);
     if (was_frozen && is_fsdp) return frozen_alone;
   }
   const bool goes_on = phase.discarded > 0 && number + 1 < course.phases.size();
-  return was_frozen && goes_on ? frozen_alone : "";
+  if (was_frozen && goes_on) return frozen_alone;
+  const std::vector<Parameters> parts(static_cast<size_t>(part_count), now);
+  const bool lacks = is_strict && lacks_gradients(attached, parts, ranks, course.lanes > 0);
+  return lacks && goes_on ? no_gradient : "";
 }
 
 }  // namespace lockstep::test::changes

@@ -29,7 +29,8 @@ bool changes_kernels(const Course& course, size_t last) {
 // What roundings may have come to.
 double tolerance_of(const Course& course, size_t last) {
   bool is_narrow = false;
-  for (size_t i = 0; i <= last; ++i) is_narrow = is_narrow || course.phases[i].narrow;
+  for (size_t i = 0; i <= last; ++i)
+    is_narrow = is_narrow || course.phases[i].narrow || course.phases[i].reduced;
   return is_narrow ? 1e-4 : 1e-9;
 }
 

@@ -20,6 +20,10 @@ void Training::run(size_t phase) {
   if (!phase_.joined.empty() && is_on_ranks()) run_joined(first, end);
   // The last average.
   if (is_local()) parallel::Averager(net_, {{.group = group_}}).step();
+  const at::NoGradGuard no_grad;
+  seen_of_ranks_ = at::empty({group_.size() * net_->seen.numel()}, at::kDouble);
+  group_.all_gather(seen_of_ranks_, net_->seen.contiguous()).wait();
+  if (is_local() && course_.buffers != Shared::None) group_.broadcast(net_->seen, 0).wait();
 }
 
 void Training::run_steps(int begin, int end) {
@@ -115,7 +119,7 @@ void Training::clear() {
   if (course_.clear == Clear::Wrapper) {
     if (fsdp_) return fsdp_->zero_grad();
     for (auto& ddp : ddps_) ddp->zero_grad();
-    return is_local() ? net_->zero_grad() : void();
+    return ddps_.empty() ? net_->zero_grad() : void();
   }
   for (auto& optimizer : optimizers_) optimizer->zero_grad(course_.clear == Clear::Optimizer);
 }
@@ -193,8 +197,10 @@ Named Training::state() {
   }
   if (fsdp_) fsdp_->reshard();
   for (const auto& item : net_->named_buffers()) {
+    if (course_.buffers == Shared::None && item.value().is_same(net_->seen)) continue;
     all.emplace_back(item.key(), item.value().to(at::kDouble, false, true));
   }
+  if (!has_lanes()) all.emplace_back("what each rank has seen", seen_of_ranks_);
   all.emplace_back("averager's steps",
                    at::tensor(course_.synchronized ? averager_.steps() : int64_t{0}));
   all.emplace_back("rates", at::tensor(rates(), at::kDouble));

@@ -51,6 +51,7 @@ class Training {
 
   void attach();
   std::shared_ptr<parallel::CommHook> hook() const;
+  std::shared_ptr<parallel::CommHook> local_hook() const;
   std::unique_ptr<Optimizer> optimizer_of(std::vector<OptimizerParamGroup> groups);
   void make_optimizers(const std::vector<double>& rates);
   void begin_schedule();
@@ -90,6 +91,7 @@ class Training {
   parallel::GradScaler scaler_;
   parallel::Averager averager_;
   int shard_ranks_ = 0;
+  at::Tensor seen_of_ranks_;  // at the phase's end
   std::vector<std::shared_ptr<torch::nn::Module>> models_;
   // Of each model's Ddp.
   std::vector<std::shared_ptr<parallel::CommHook>> hooks_;

@@ -29,6 +29,18 @@ data::TensorDataset data_set(const Course& course) {
   return {x, y};
 }
 
+parallel::Buffers buffers_of(Shared shared) {
+  return shared == Shared::None      ? parallel::Buffers::None
+         : shared == Shared::Average ? parallel::Buffers::Average
+                                     : parallel::Buffers::Broadcast;
+}
+
+CheckpointerOptions saving_options(const Course& course) {
+  CheckpointerOptions options;
+  if (course.buffers == Shared::None) options.each_rank = {"net/seen"};
+  return options;
+}
+
 std::string hook_name(size_t model) { return fmt::format("hook{}", model); }
 
 }  // namespace
@@ -65,7 +77,8 @@ void Training::attach() {
   if (course_.normalized && (group_.size() > 1 || dice.one_in(2))) {
     parallel::convert_sync_batch_norm(net_, group_);
   }
-  if (is_local()) return;
+  if (is_local() && !course_.has_ddp(number_)) return;
+  const auto buffers = buffers_of(course_.buffers);
   if (is_on_ranks() && phase_.kind == Kind::Fsdp) {
     parallel::FsdpOptions options{.lanes = course_.lanes};
     for (const auto& block : net_->blocks) {
@@ -82,16 +95,22 @@ void Training::attach() {
       options.offload_folder = std::filesystem::temp_directory_path();
     }
     if (phase_.narrow) options.param_dtype = at::kFloat;
+    if (phase_.reduced) options.reduce_dtype = phase_.narrow ? at::kDouble : at::kFloat;
+    options.buffers = buffers;
     fsdp_ = std::make_unique<parallel::Fsdp>(net_, group_, options);
     return;
   }
   parallel::DdpOptions options{.lanes = course_.lanes};
   options.bucket_bytes = {static_cast<int64_t>(1 + dice.below(100000))};
   options.check_same_every = dice.below(3);
+  options.buffers = buffers;
+  if (course_.is_strict) options.unused = parallel::Unused::Error;
+  if (phase_.reduced && is_on_ranks()) options.reduce_dtype = at::kFloat;
   models_ = models_of(net_, course_.models);
   for (const auto& model : models_) {
     options.hook = hook();
     if (options.hook) hooks_.push_back(options.hook);
+    if (is_local()) options.hook = local_hook();
     ddps_.push_back(std::make_unique<parallel::Ddp>(model, group_, options));
   }
 }
@@ -116,6 +135,12 @@ std::shared_ptr<parallel::CommHook> Training::hook() const {
       return std::make_shared<parallel::PowerSgd>(parallel::PowerSgdOptions{
           .rank = 2, .start_iteration = 2, .error_feedback = course_.feedback});
   }
+}
+
+std::shared_ptr<parallel::CommHook> Training::local_hook() const {
+  parallel::LocalSgdOptions options{.start_iteration = phase_.local_from};
+  if (phase_.in_pairs) options.subgroup = group_.split(group_.rank() / 2);
+  return std::make_shared<parallel::LocalSgd>(options);
 }
 
 Named Training::weights() const {
@@ -177,7 +202,8 @@ void Training::begin_average() {
   if (!course_.average) return;
   std::vector<at::Tensor> averaged;
   for (const auto& [name, weight] : weights()) averaged.push_back(weight);
-  parallel::WeightAverageOptions options{.decay = course_.average};
+  parallel::WeightAverageOptions options{
+      .decay = course_.average, .start = course_.average_from, .every = course_.average_every};
   if (*course_.average == 1) options.decay.reset();
   average_ = std::make_unique<parallel::WeightAverage>(averaged, options);
 }
@@ -221,7 +247,8 @@ std::unique_ptr<Checkpointer> Training::tracking(const std::string& folder, size
 }
 
 std::unique_ptr<Checkpointer> Training::checkpointer(const std::string& folder) {
-  CheckpointerOptions options{.retention = {.keep_last = 1 + phase_.discarded}};
+  CheckpointerOptions options = saving_options(course_);
+  options.retention.keep_last = 1 + phase_.discarded;
   options.async = phase_.async;
   return tracking(folder, number_, options);
 }
@@ -242,7 +269,7 @@ void Training::restore(const std::string& folder) {
     if (!hooks_.empty() && !had_hook) options.allow_missing.push_back(hook_name(i));
     if (hooks_.empty() && had_hook) options.allow_unexpected.push_back(hook_name(i));
   }
-  const auto checkpoints = tracking(folder, number_, {});
+  const auto checkpoints = tracking(folder, number_, saving_options(course_));
   const int step = course_.begin(number_);
   int64_t restored = -1;
   if (before.discarded == 0) {

@@ -24,10 +24,12 @@ const std::vector<What> kCalls = {
     What::Broadcast,     What::Broadcast,     What::Gather,         What::Scatter,
     What::AllToAll,      What::AllToAll,      What::Message,        What::Message,
     What::Message,       What::Barrier,       What::Message,        What::AllReduce,
-    What::Reduce,        What::GatherBytes,   What::AllGatherBytes, What::BroadcastBytes};
+    What::Reduce,        What::GatherBytes,   What::AllGatherBytes, What::BroadcastBytes,
+    What::SendRecv,      What::SendRecv,      What::AllReduces,     What::AllReduces,
+    What::Broadcasts,    What::AllGathers,    What::ReduceScatters};
 
 // Buffers of one dtype that a program has, so that several operations are under way at a time.
-constexpr int kBuffers = 8;
+constexpr int kBuffers = 12;  // an operation and the one after it may have six each
 constexpr size_t kMostUnderWay = 12;
 
 class Writer {
@@ -69,6 +71,10 @@ class Writer {
         split.colors.push_back(static_cast<int>(color));
         split.keys.push_back(static_cast<int>(dice_.below(3) - 1));
       }
+      split.lists = dice_.one_in(3);
+      for (int& color : split.colors) {
+        if (split.lists && color > 0) color = -1;
+      }
       program_.splits.push_back(split);
     }
   }
@@ -103,9 +109,9 @@ class Writer {
     return dice_.below(one ? 70000 : 20000);
   }
 
-  ReduceOp random_reduction(ScalarType dtype) {
+  std::vector<ReduceOp> reductions(ScalarType dtype) const {
     if (c10::isComplexType(dtype))
-      return dice_.pick<ReduceOp>({ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product});
+      return {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::PreMulSum};
     std::vector<ReduceOp> ops = {ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max};
     // A product of many small numbers is no longer exact in every order.
     if (traits_.tree_order) ops.push_back(ReduceOp::Product);
@@ -116,7 +122,7 @@ class Writer {
       ops.push_back(ReduceOp::BitwiseOr);
       if (traits_.tree_order) ops.push_back(ReduceOp::BitwiseXor);
     }
-    return dice_.pick(ops);
+    return ops;
   }
 
   // A buffer of the dtype that no operation has; makes room if there is none.
@@ -139,7 +145,7 @@ class Writer {
     op.group = static_cast<int>(dice_.below(static_cast<int64_t>(program_.splits.size()) + 1));
     if (op.group > 0 && dice_.one_in(4)) op.only = static_cast<int>(dice_.below(3));
     const ScalarType dtype = dice_.pick(program_.arenas).dtype;
-    op.op = random_reduction(dtype);
+    op.op = dice_.pick(reductions(dtype));
     op.root = static_cast<int>(dice_.below(program_.size()));
     op.to = static_cast<int>(dice_.below(program_.size()));
     op.count = random_count(op.what);
@@ -153,6 +159,9 @@ class Writer {
     op.polls = traits_.polls && dice_.one_in(4);
     op.labelled = dice_.one_in(4);
     op.refused = dice_.one_in(8);
+    op.twice = dice_.one_in(4);
+    op.overlaps = dice_.one_in(5);
+    if (traits_.tree_order && dice_.one_in(3)) op.divide_by = static_cast<int>(1 + dice_.below(9));
     std::set<int> taken = chosen_;
     const auto choose = [&](int(&pair)[2]) {
       pair[0] = free_buffer(dtype, taken);
@@ -165,6 +174,12 @@ class Writer {
     if (op.what == What::Barrier || is_bytes(op.what)) return op;
     choose(op.inputs);
     choose(op.outputs);
+    const ScalarType other = dice_.pick(program_.arenas).dtype;
+    if (is_several(op.what) && dice_.one_in(2)) {
+      const auto both = reductions(other);
+      if (std::ranges::count(both, op.op) == 0) op.op = ReduceOp::Sum;
+      for (int& buffer : op.others) taken.insert(buffer = free_buffer(other, taken));
+    }
     chosen_ = taken;
     return op;
   }
@@ -200,16 +215,11 @@ class Writer {
   // The operation's group and memory are there.
   void prepare(const Op& op) {
     split(op.group);
-    if (op.what == What::Barrier || is_bytes(op.what)) return;
-    for (const int buffer : {op.inputs[0], op.outputs[0], op.inputs[1], op.outputs[1]}) {
-      allocate(program_.buffers[buffer].arena);
-    }
+    for (const int buffer : memory_of(op)) allocate(program_.buffers[buffer].arena);
   }
 
   void hold(const Op& op, int holder) {
-    if (op.what == What::Barrier || is_bytes(op.what)) return;
-    for (const int buffer : {op.inputs[0], op.outputs[0], op.inputs[1], op.outputs[1]})
-      held_[buffer] = holder;
+    for (const int buffer : memory_of(op)) held_[buffer] = holder;
   }
 
   void split(int group) {
@@ -322,7 +332,7 @@ class Writer {
     op.seed = dice_.next();
     op.what = dice_.pick<What>(
         {What::AllReduce, What::Broadcast, What::AllGather, What::ReduceScatter, What::AllToAll});
-    op.op = random_reduction(program_.arenas[program_.buffers[op.inputs[0]].arena].dtype);
+    op.op = dice_.pick(reductions(program_.arenas[program_.buffers[op.inputs[0]].arena].dtype));
     if (dice_.one_in(2)) std::swap(op.inputs, op.outputs);
     op.drops = op.fill = false;
     std::erase(under_way_, dropped);

@@ -89,10 +89,10 @@ int64_t part(const Op& op, int first, int from, int to) {
 // Puts views one behind the other.
 class Packing {
  public:
-  Packing(const Program& program, const Op& op, Use use, int rank)
+  Packing(const Program& program, const Op& op, Use use, int rank, uint64_t number)
       : plain_(op.plain),
         use_(use),
-        dice_(mixed(op.seed, use == Use::Input ? 1 : 2, program.ranks[rank])) {
+        dice_(mixed(op.seed, (use == Use::Input ? 1 : 2) + 2 * number, program.ranks[rank])) {
     if (!plain_ && dice_.one_in(2)) end_ = dice_.below(9);
   }
 
@@ -128,7 +128,24 @@ Counts counts_of(const Program& program, const Op& op, const Call& call) {
     from.push_back(part(op, 0, name(r), name(me)));
   }
   const std::vector<int64_t> whole{size * op.count}, nothing;
+  // Of several tensors: each one's.
+  std::vector<int64_t> several, wide;
+  for (int i = 0; i < tensors_of(op); ++i) {
+    Dice dice(mixed(op.seed, 300 + i));
+    several.push_back(dice.one_in(4) ? 0 : dice.below(op.count + 1));
+    if (op.twice && is_in_place(op.what) && i + 1 == tensors_of(op)) several[i] = several[0];
+    wide.push_back(size * several[i]);
+  }
   switch (op.what) {
+    case What::AllReduces:
+    case What::Broadcasts:
+      return {{}, several};
+    case What::AllGathers:
+      return {several, wide};
+    case What::ReduceScatters:
+      return {wide, several};
+    case What::SendRecv:
+      return {{part(op, 0, name(me), name(call.to))}, {part(op, 0, name(call.root), name(me))}};
     case What::AllReduce:
     case What::Reduce:
     case What::Broadcast:
@@ -149,6 +166,13 @@ Counts counts_of(const Program& program, const Op& op, const Call& call) {
     default:
       return {};
   }
+}
+
+// Which buffer of the two a rank uses.
+int buffer_of(const Program& program, const Op& op, Use use, int rank) {
+  const int name = program.ranks[rank];
+  return use == Use::Output || op.overlaps ? op.outputs[mixed(op.seed, 4, name) % 2]
+                                           : op.inputs[mixed(op.seed, 3, name) % 2];
 }
 
 // The part of `whole` that is rank `rank`'s of `size`, both plain.
@@ -183,13 +207,6 @@ std::vector<int64_t> View::places() const {
   return result;
 }
 
-int input_buffer(const Program& program, int op, int rank) {
-  return program.ops[op].inputs[mixed(program.ops[op].seed, 3, program.ranks[rank]) % 2];
-}
-int output_buffer(const Program& program, int op, int rank) {
-  return program.ops[op].outputs[mixed(program.ops[op].seed, 4, program.ranks[rank]) % 2];
-}
-
 Plan::Plan(const Program& program)
     : buffers(program.buffers.size()),
       arena_sizes(program.arenas.size()),
@@ -211,15 +228,28 @@ Plan::Plan(const Program& program)
         call.receives = call.rank == call.to;
         if (size == 1 || (!call.sends && !call.receives)) continue;
       }
+      if (op.what == What::SendRecv) {
+        const int far = op.to % size;
+        call.to = (call.rank + far) % size, call.root = (call.rank + size - far) % size;
+      }
       const Counts counts = counts_of(program, op, call);
       const auto place = [&](Use use, const std::vector<int64_t>& sizes) {
-        Packing packing(program, op, use, rank);
+        const int own[] = {buffer_of(program, op, use, rank),
+                           op.others[use == Use::Output || op.overlaps]};
+        Packing packings[] = {{program, op, use, rank, 0}, {program, op, use, rank, 1}};
         std::vector<View> views;
-        for (const int64_t count : sizes) views.push_back(packing.add(count));
-        const int index = static_cast<int>(k);
-        const int buffer = use == Use::Input ? input_buffer(program, index, rank)
-                                             : output_buffer(program, index, rank);
-        if (!views.empty()) buffers[buffer].count = std::max(buffers[buffer].count, packing.end());
+        for (size_t i = 0; i < sizes.size(); ++i) {
+          if (op.twice && i > 0 && is_in_place(op.what) && i + 1 == sizes.size()) {
+            views.push_back(views[0]);
+            break;
+          }
+          const bool is_other =
+              is_several(op.what) && op.others[0] >= 0 && mixed(op.seed, 400 + i) % 3 == 0;
+          views.push_back(packings[is_other].add(sizes[i]));
+          views.back().buffer = own[is_other];
+          int64_t& most = buffers[own[is_other]].count;
+          most = std::max(most, packings[is_other].end());
+        }
         return views;
       };
       call.inputs = place(Use::Input, counts.inputs);
@@ -236,14 +266,12 @@ Plan::Plan(const Program& program)
     for (int rank = 0; rank < program.size(); ++rank) {
       if (!calls[k][rank]) continue;
       Call& call = *calls[k][rank];
-      const auto settle = [&](std::vector<View>& views, int buffer) {
-        for (View& view : views) {
-          view.arena = program.buffers[buffer].arena;
-          view.offset += buffers[buffer].begin;
+      for (auto* views : {&call.inputs, &call.outputs}) {
+        for (View& view : *views) {
+          view.arena = program.buffers[view.buffer].arena;
+          view.offset += buffers[view.buffer].begin;
         }
-      };
-      settle(call.inputs, input_buffer(program, static_cast<int>(k), rank));
-      settle(call.outputs, output_buffer(program, static_cast<int>(k), rank));
+      }
       const Op& op = program.ops[k];
       if (!op.in_place || !op.plain || op.list) continue;
       if (op.what == What::AllGather) call.inputs = {part_of(call.outputs[0], op.count, call.rank)};

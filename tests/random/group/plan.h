@@ -9,7 +9,7 @@ namespace lockstep::random_group {
 
 // As of at::as_strided, into an arena.
 struct View {
-  int arena = 0;
+  int buffer = 0, arena = 0;
   int64_t offset = 0;
   std::vector<int64_t> sizes, strides;
 
@@ -38,9 +38,5 @@ struct Plan {
   // By operation and rank; nothing where the rank does not call.
   std::vector<std::vector<std::optional<Call>>> calls;
 };
-
-// Which buffer of the two a rank uses.
-int input_buffer(const Program& program, int op, int rank);
-int output_buffer(const Program& program, int op, int rank);
 
 }  // namespace lockstep::random_group

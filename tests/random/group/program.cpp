@@ -87,8 +87,7 @@ class Flight {
   std::optional<std::string> hold(int op) {
     const Op& what = program_.ops[op];
     if (!knows(what.group)) return fmt::format("op{}'s group is not there", op);
-    if (what.what == What::Barrier || is_bytes(what.what)) return {};
-    for (const int buffer : {what.inputs[0], what.inputs[1], what.outputs[0], what.outputs[1]}) {
+    for (const int buffer : memory_of(what)) {
       if (!arenas_.count(program_.buffers[buffer].arena)) {
         return fmt::format("op{}'s memory is not there", op);
       }
@@ -198,7 +197,34 @@ bool is_bytes(What what) {
 }
 
 bool is_reduction(What what) {
-  return what == What::AllReduce || what == What::Reduce || what == What::ReduceScatter;
+  return what == What::AllReduce || what == What::Reduce || what == What::ReduceScatter ||
+         what == What::AllReduces || what == What::ReduceScatters;
+}
+
+bool is_several(What what) {
+  return what == What::AllReduces || what == What::Broadcasts || what == What::AllGathers ||
+         what == What::ReduceScatters;
+}
+
+bool is_in_place(What what) {
+  return what == What::AllReduce || what == What::Reduce || what == What::Broadcast ||
+         what == What::AllReduces || what == What::Broadcasts;
+}
+
+int tensors_of(const Op& op) {
+  return is_several(op.what) ? static_cast<int>(1 + mixed(op.seed, 20) % 5) : 1;
+}
+
+double factor_of(const Op& op, int name) {
+  constexpr double kFactors[] = {-1.5, 0.5, 2, 1, -0.375};
+  return kFactors[mixed(op.seed, 13, static_cast<uint64_t>(name)) % 5];
+}
+
+std::vector<int> memory_of(const Op& op) {
+  if (op.what == What::Barrier || is_bytes(op.what)) return {};
+  std::vector<int> all{op.inputs[0], op.inputs[1], op.outputs[0], op.outputs[1]};
+  if (op.others[0] >= 0) all.insert(all.end(), {op.others[0], op.others[1]});
+  return all;
 }
 
 bool finishes(const Op& op, const Op& dropped) {

@@ -18,9 +18,6 @@ namespace lockstep::random_group {
 using test::Dice;
 using test::mixed;
 
-// What each rank multiplies by for a PreMulSum.
-constexpr double kFactor = -1.5;
-
 // Memory that operations take their tensors from. Buffers cut it into ranges that do not meet.
 struct Arena {
   enum class Kind {
@@ -43,6 +40,7 @@ struct Buffer {
 struct Split {
   int parent = 0;
   std::vector<int> colors, keys;
+  bool lists = false;  // by subgroup(), of those with color 0; the others have -1
 };
 
 enum class What {
@@ -54,7 +52,13 @@ enum class What {
   Gather,
   Scatter,
   AllToAll,
-  Message,  // from the root to another rank
+  Message,   // from the root to another rank
+  SendRecv,  // to the rank `to` places on, and from the one as many before
+  // Several tensors in one call.
+  AllReduces,
+  Broadcasts,
+  AllGathers,
+  ReduceScatters,
   Barrier,
   AllGatherBytes,
   GatherBytes,
@@ -67,7 +71,8 @@ struct Op {
   int group = 0;
   int only = -1;  // ranks with another color than that in the split of `group` leave the call out;
                   // -1: none does
-  comm::ReduceOp op = comm::ReduceOp::Sum;  // PreMulSum multiplies by kFactor
+  comm::ReduceOp op = comm::ReduceOp::Sum;  // PreMulSum multiplies by factor_of()
+  int divide_by = 0;                        // of an Average
   int root = 0, to = 1;                     // modulo the size of the group
   int64_t count = 0;                        // elements of a part; lists have parts of up to as many
   bool list = false;                        // where a call takes one tensor or a list
@@ -75,6 +80,10 @@ struct Op {
       false;  // all_gather: the input is a part of the output; reduce_scatter: the reverse
   // Where inputs and outputs lie; the second is for some of the ranks.
   int inputs[2] = {0, 0}, outputs[2] = {0, 0};
+  // Of a call of several tensors: where inputs and outputs of another dtype lie; below 0: none.
+  int others[2] = {-1, -1};
+  bool twice = false;     // such a call in place: the last tensor is the first once more
+  bool overlaps = false;  // inputs lie where the outputs do
   bool plain = false;     // contiguous vectors, one behind the other
   bool fill = false;      // new values before the call
   bool small = false;     // whole numbers from 0 to 2
@@ -132,6 +141,14 @@ std::string text_of(const Program& program);
 
 bool is_bytes(What what);
 bool is_reduction(What what);
+// Of several tensors in one call, and how many.
+bool is_several(What what);
+bool is_in_place(What what);
+int tensors_of(const Op& op);
+// What a rank multiplies by for a PreMulSum, by its first number.
+double factor_of(const Op& op, int name);
+// All buffers that the operation may use.
+std::vector<int> memory_of(const Op& op);
 // Whether all ranks that call `dropped` have finished it when they have waited for `op`.
 bool finishes(const Op& op, const Op& dropped);
 // Whether `rank` (an index into program.ranks) drops the Work.

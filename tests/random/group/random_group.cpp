@@ -2,7 +2,7 @@
 //
 //   random_group [--seed N] [--count PROGRAMS] [--minutes M] [--backend NAME] [--ranks N] [--hosts
 //   0,0,1]
-//                [--program SEED] [--deadline SECONDS] [--keep-going]
+//                [--program SEED] [--world N] [--deadline SECONDS] [--keep-going] [--in-threads]
 //
 // Prints a line for each backend and exits 0 when all went well. A failure prints how to repeat it,
 // and the smallest program that fails.
@@ -30,8 +30,9 @@ struct Asked {
   std::optional<int> ranks;
   std::vector<int> hosts;
   std::optional<uint64_t> program;
+  std::optional<int64_t> world;  // of those that the seed gives, this one alone
   milliseconds deadline = std::chrono::seconds(60);
-  bool keep_going = false;
+  bool keep_going = false, in_threads = false;
   bool show = false;
 };
 
@@ -42,8 +43,11 @@ Asked parse(int argc, char** argv) {
   Asked asked;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--keep-going" || name == "--show") {
-      (name == "--show" ? asked.show : asked.keep_going) = true;
+    const std::map<std::string, bool*> flags{{"--keep-going", &asked.keep_going},
+                                             {"--show", &asked.show},
+                                             {"--in-threads", &asked.in_threads}};
+    if (const auto flag = flags.find(name); flag != flags.end()) {
+      *flag->second = true;
       continue;
     }
     if (i + 1 == argc) throw std::runtime_error(name + " needs a value");
@@ -60,6 +64,8 @@ Asked parse(int argc, char** argv) {
       asked.ranks = std::stoi(value);
     else if (name == "--program")
       asked.program = std::stoull(value);
+    else if (name == "--world")
+      asked.world = std::stoll(value);
     else if (name == "--deadline")
       asked.deadline = milliseconds(1000 * std::stoll(value));
     else if (name == "--hosts") {
@@ -89,6 +95,7 @@ Setting setting_of(const Asked& asked, int64_t batch, Dice& dice) {
   if (setting.backend == "solo") setting.ranks = 1;
   setting.ranks = asked.ranks.value_or(setting.ranks);
   setting.hosts = asked.hosts;
+  setting.in_threads = setting.traits().splits && (asked.in_threads || dice.one_in(4));
   if (setting.backend != "host-then-net" || !setting.hosts.empty()) return setting;
   const int64_t hosts = 2 + dice.below(std::min(2, setting.ranks - 2));
   for (int rank = 0; rank < setting.ranks; ++rank) {
@@ -108,11 +115,11 @@ Program program_of(const Setting& setting, uint64_t seed) {
   return program;
 }
 
-void report(const Asked& asked, const Setting& setting, const std::vector<Program>& programs,
-            const Failure& failure) {
+void report(const Asked& asked, int64_t world, const Setting& setting,
+            const std::vector<Program>& programs, const Failure& failure) {
   const Program& program = programs[failure.program];
-  fmt::print("\nFAILED: random_group {} --program {}\n{}", setting.text(), program.seed,
-             failure.text);
+  fmt::print("\nFAILED: random_group {} --program {}, or with its world: --seed {} --world {}\n{}",
+             setting.text(), program.seed, asked.seed, world, failure.text);
   std::fflush(stdout);
   const auto shrunk = shrink(setting, program, asked.deadline, std::chrono::minutes(3));
   if (shrunk) {
@@ -133,7 +140,7 @@ int main(int argc, char** argv) {
   std::map<std::string, int64_t> passed;
   int64_t done = 0, failures = 0;
   const auto more = [&] { return asked.minutes ? steady_clock::now() < end : done < asked.count; };
-  for (int64_t batch = 0; more(); ++batch) {
+  for (int64_t batch = asked.world.value_or(0); more(); ++batch) {
     Dice dice(mixed(asked.seed, batch));
     const Setting setting = setting_of(asked, batch, dice);
     std::vector<Program> programs;
@@ -145,14 +152,14 @@ int main(int argc, char** argv) {
     const auto failure = run_in_world(setting, programs, asked.deadline);
     if (failure) {
       ++failures;
-      report(asked, setting, programs, *failure);
+      report(asked, batch, setting, programs, *failure);
       if (!asked.keep_going) return 1;
     }
     const int64_t ran =
         failure ? static_cast<int64_t>(failure->program) : static_cast<int64_t>(programs.size());
     passed[setting.backend] += ran;
     done += static_cast<int64_t>(programs.size());
-    if (asked.program) break;
+    if (asked.program || asked.world) break;
   }
   const double seconds = std::chrono::duration<double>(steady_clock::now() - start).count();
   for (const auto& [backend, count] : passed) fmt::print("{}: {} programs\n", backend, count);

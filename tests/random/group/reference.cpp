@@ -133,21 +133,30 @@ T two_combined(ReduceOp op, T a, T b) {
 
 // Rounded to its dtype before it is added to anything.
 template <class T>
-T multiplied(T value) {
+T multiplied(T value, double factor) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
-    return value * static_cast<T>(kFactor);
-  else if constexpr (is_float<T> && !is_complex<T>)
-    return static_cast<T>(static_cast<float>(value) * static_cast<float>(kFactor));
+    return value * static_cast<T>(factor);
+  else if constexpr (is_complex<T>)
+    return {multiplied(value.real(), factor), multiplied(value.imag(), factor)};
+  else if constexpr (is_float<T>)
+    return static_cast<T>(static_cast<float>(value) * static_cast<float>(factor));
   else
     return value;
 }
 
+// One rank's, and what it multiplies by for a PreMulSum.
+template <class T>
+struct Part {
+  const T* values;
+  double factor;
+};
+
 // n ranks split at the largest power of two below n.
 template <class T>
-T tree(ReduceOp op, const std::vector<const T*>& parts, size_t begin, size_t end, int64_t at) {
+T tree(ReduceOp op, const std::vector<Part<T>>& parts, size_t begin, size_t end, int64_t at) {
   if (end - begin == 1) {
-    const T own = parts[begin][at];
-    return op == ReduceOp::PreMulSum ? multiplied(own) : own;
+    const T own = parts[begin].values[at];
+    return op == ReduceOp::PreMulSum ? multiplied(own, parts[begin].factor) : own;
   }
   size_t left = 1;
   while (2 * left < end - begin) left *= 2;
@@ -217,11 +226,12 @@ Filling filling_of(const Program& program, int op, int buffer, int rank) {
   return {mixed(program.ops[op].seed, 10 + buffer, program.ranks[rank]), program.ops[op].small};
 }
 
-std::vector<int> buffers_of(const Program& program, const Plan& plan, int op, int rank) {
+std::vector<int> buffers_of(const Plan& plan, int op, int rank) {
   std::set<int> buffers;
   const Call& call = *plan.calls[op][rank];
-  if (!call.inputs.empty()) buffers.insert(input_buffer(program, op, rank));
-  if (!call.outputs.empty()) buffers.insert(output_buffer(program, op, rank));
+  for (const auto* views : {&call.inputs, &call.outputs}) {
+    for (const View& view : *views) buffers.insert(view.buffer);
+  }
   return {buffers.begin(), buffers.end()};
 }
 
@@ -257,15 +267,20 @@ void Reference::put(int rank, const View& view, const char* from) {
 }
 
 Reference::Bytes Reference::combined(const Op& op, c10::ScalarType dtype,
-                                     const std::vector<Bytes>& parts) const {
+                                     const std::vector<Bytes>& parts,
+                                     const std::vector<int>& members) const {
   Bytes result(parts[0].size());
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    std::vector<const T*> typed;
-    for (const Bytes& part : parts) typed.push_back(reinterpret_cast<const T*>(part.data()));
+    std::vector<Part<T>> typed;
+    for (size_t r = 0; r < parts.size(); ++r) {
+      typed.push_back(
+          {reinterpret_cast<const T*>(parts[r].data()), factor_of(op, program_.ranks[members[r]])});
+    }
     for (int64_t i = 0; i < static_cast<int64_t>(result.size() / sizeof(T)); ++i) {
       T value = tree(op.op, typed, 0, typed.size(), i);
-      if (op.op == ReduceOp::Average) value = divided(value, static_cast<int>(parts.size()));
+      const int by = op.divide_by > 0 ? op.divide_by : static_cast<int>(parts.size());
+      if (op.op == ReduceOp::Average) value = divided(value, by);
       std::memcpy(result.data() + i * static_cast<int64_t>(sizeof(T)), &value, sizeof value);
     }
   });
@@ -276,7 +291,7 @@ void Reference::run(int op) {
   std::set<int> done;
   for (int rank = 0; rank < program_.size(); ++rank) {
     if (!plan_.calls[op][rank] || !program_.ops[op].fill) continue;
-    for (const int buffer : buffers_of(program_, plan_, op, rank)) {
+    for (const int buffer : buffers_of(plan_, op, rank)) {
       const auto& place = plan_.buffers[buffer];
       const int arena = program_.buffers[buffer].arena;
       const c10::ScalarType dtype = program_.arenas[arena].dtype;
@@ -298,28 +313,23 @@ void Reference::run_group(int index, const std::vector<int>& members) {
   const auto size = static_cast<int>(members.size());
   std::vector<const Call*> calls;
   std::vector<std::vector<Bytes>> given(size), results(size);
-  c10::ScalarType dtype = c10::kByte;
   for (int r = 0; r < size; ++r) {
     const auto& call = plan_.calls[index][members[r]];
     calls.push_back(call ? &*call : nullptr);
     if (!call) continue;
-    const bool in_place =
-        op.what == What::AllReduce || op.what == What::Reduce || op.what == What::Broadcast;
-    for (const View& view : in_place ? call->outputs : call->inputs)
+    for (const View& view : is_in_place(op.what) ? call->outputs : call->inputs)
       given[r].push_back(take(members[r], view));
-    for (const auto* views : {&call->inputs, &call->outputs}) {
-      if (!views->empty()) dtype = program_.arenas[views->front().arena].dtype;
-    }
   }
   const int root = calls[0] ? calls[0]->root : op.root % size;
   // Rank r's part of what rank `from` gave.
   const auto from_to = [&](int from, int r) {
     return op.list ? given[from][r] : piece(given[from][0], r, size);
   };
-  const auto over_ranks = [&](const auto& part_of) {
+  // Of what becomes rank r's k-th output.
+  const auto over_ranks = [&](int r, size_t k, const auto& part_of) {
     std::vector<Bytes> parts;
     for (int from = 0; from < size; ++from) parts.push_back(part_of(from));
-    return combined(op, dtype, parts);
+    return combined(op, program_.arenas[calls[r]->outputs[k].arena].dtype, parts, members);
   };
   const auto joined = [&](std::vector<Bytes> parts) {
     if (op.list) return parts;
@@ -332,11 +342,29 @@ void Reference::run_group(int index, const std::vector<int>& members) {
       case What::AllReduce:
       case What::Reduce:
         if (op.what == What::AllReduce || r == root) {
-          results[r] = {over_ranks([&](int from) { return given[from][0]; })};
+          results[r] = {over_ranks(r, 0, [&](int from) { return given[from][0]; })};
         }
         break;
       case What::ReduceScatter:
-        results[r] = {over_ranks([&](int from) { return from_to(from, r); })};
+        results[r] = {over_ranks(r, 0, [&](int from) { return from_to(from, r); })};
+        break;
+      case What::AllReduces:
+      case What::ReduceScatters:
+        for (size_t k = 0; calls[r] && k < calls[r]->outputs.size(); ++k) {
+          const bool is_whole = op.what == What::AllReduces;
+          results[r].push_back(over_ranks(r, k, [&](int from) {
+            return is_whole ? given[from][k] : piece(given[from][k], r, size);
+          }));
+        }
+        break;
+      case What::AllGathers:
+        for (size_t k = 0; k < given[r].size(); ++k) {
+          Bytes& whole = results[r].emplace_back();
+          for (const auto& from : given) whole.insert(whole.end(), from[k].begin(), from[k].end());
+        }
+        break;
+      case What::SendRecv:
+        results[r] = given[calls[r]->root];
         break;
       case What::AllGather:
       case What::AllToAll: {
@@ -348,6 +376,7 @@ void Reference::run_group(int index, const std::vector<int>& members) {
         break;
       }
       case What::Broadcast:
+      case What::Broadcasts:
         results[r] = given[root];
         break;
       case What::Gather:

@@ -35,7 +35,8 @@ class Reference {
   using Bytes = std::vector<char>;
   Bytes take(int rank, const View& view) const;
   void put(int rank, const View& view, const char* from);
-  Bytes combined(const Op& op, c10::ScalarType dtype, const std::vector<Bytes>& parts) const;
+  Bytes combined(const Op& op, c10::ScalarType dtype, const std::vector<Bytes>& parts,
+                 const std::vector<int>& members) const;
   void run_group(int op, const std::vector<int>& members);
 
   const Program& program_;
@@ -46,6 +47,6 @@ class Reference {
 // How ranks fill their buffers before an operation.
 Filling filling_of(const Program& program, int op, int buffer, int rank);
 // The buffers in which the call's tensors lie, each once.
-std::vector<int> buffers_of(const Program& program, const Plan& plan, int op, int rank);
+std::vector<int> buffers_of(const Plan& plan, int op, int rank);
 
 }  // namespace lockstep::random_group

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -31,18 +32,18 @@ std::string saying(const Program& program, const Op& op, int rank) {
 
 class Runner {
  public:
-  Runner(const World& world, const Program& program, milliseconds deadline)
+  Runner(const Group& group, at::Device device, const Program& program, milliseconds deadline)
       : program_(program),
         plan_(program),
         reference_(program, plan_),
-        rank_(world.rank()),
-        device_(world.device()),
+        rank_(group.rank()),
+        device_(device),
         deadline_(deadline),
         groups_(program.splits.size() + 1),
         arenas_(program.arenas.size()),
         whole_(program.arenas.size()),
         works_(program.ops.size()) {
-    groups_[0] = world.group();
+    groups_[0] = group;
   }
 
   void run() {
@@ -61,7 +62,9 @@ class Runner {
       case Step::Kind::Split: {
         const Split& split = program_.splits[step.which];
         const int name = program_.ranks[rank_];
-        groups_[step.which + 1] = groups_[split.parent].split(split.colors[name], split.keys[name]);
+        const Group& parent = groups_[split.parent];
+        groups_[step.which + 1] = split.lists ? parent.subgroup(list_of(step.which))
+                                              : parent.split(split.colors[name], split.keys[name]);
         break;
       }
       case Step::Kind::Allocate:
@@ -81,8 +84,23 @@ class Runner {
         break;
       case Step::Kind::Poll:
         (void)works_[step.which].is_completed();
+        if (const auto failure = groups_[program_.ops[step.which].group].failure())
+          throw Difference("the group says that it has failed: " + *failure);
         break;
     }
+  }
+
+  // For subgroup(): the ranks of its parent that a split takes, in the new group's order.
+  std::vector<int> list_of(int index) const {
+    const Split& split = program_.splits[index];
+    const std::vector<int> all = members(program_, split.parent, rank_);
+    std::vector<int> list;
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (split.colors[program_.ranks[all[r]]] == 0) list.push_back(static_cast<int>(r));
+    }
+    std::ranges::stable_sort(
+        list, {}, [&](int r) { return split.keys[program_.ranks[all[static_cast<size_t>(r)]]]; });
+    return list;
   }
 
   void start_step(int op) {
@@ -102,7 +120,9 @@ class Runner {
     const Step& next = program_.steps[at_ + 1];
     if (next.kind != Step::Kind::Start) return false;
     const Op& other = program_.ops[next.which];
-    return other.what != What::Message && !is_bytes(other.what) && other.then < 0 && !other.drops;
+    // Those between the same two ranks keep their order.
+    return other.what != What::Message && other.what != What::SendRecv && !is_bytes(other.what) &&
+           other.then < 0 && !other.drops;
   }
 
   void allocate(int index) {
@@ -141,7 +161,7 @@ class Runner {
   }
 
   void refill(int op) {
-    for (const int buffer : buffers_of(program_, plan_, op, rank_)) {
+    for (const int buffer : buffers_of(plan_, op, rank_)) {
       const int arena = program_.buffers[buffer].arena;
       const auto& place = plan_.buffers[buffer];
       std::vector<char> bytes(place.count *
@@ -152,13 +172,37 @@ class Runner {
     }
   }
 
-  void be_refused(const Group& group) {
+  // Calls that leave the group as it was.
+  void be_refused(const Group& group, uint64_t which) {
+    const at::Tensor some = at::zeros({3 * group.size() + 1});
+    const int beyond = group.size();
     try {
-      group.all_reduce(at::zeros({1}).expand({3})).wait();
+      switch (which % 7) {
+        case 0:
+          group.all_reduce(at::zeros({1}).expand({3})).wait();
+          break;
+        case 1:
+          group.all_reduce(some, comm::ReduceOp::Sum, {.divide_by = 3}).wait();
+          break;
+        case 2:
+          group.broadcast(some, beyond).wait();
+          break;
+        case 3:
+          group.reduce_scatter(at::zeros({2}), some).wait();
+          break;
+        case 4:
+          group.all_reduce(std::vector{some, some.narrow(0, 0, 2).expand({2, 2})}).wait();
+          break;
+        case 5:
+          group.send_recv(at::zeros({2}), some, {.to = group.rank(), .from = beyond}).wait();
+          break;
+        default:
+          group.all_gather(std::vector{some, some}, std::vector{some.narrow(0, 0, 1)}).wait();
+      }
     } catch (const ConfigError&) {
       return;
     }
-    throw Difference("an expanded output was not refused");
+    throw Difference(fmt::format("call {} was not refused", which % 7));
   }
 
   Work start(int index) {
@@ -166,13 +210,20 @@ class Runner {
     const Op& op = program_.ops[index];
     const Call& call = *plan_.calls[index][rank_];
     const Group& group = groups_[op.group];
-    if (op.refused && chance(op, 7)) be_refused(group);
+    if (op.refused && chance(op, 7)) be_refused(group, op.seed);
     if (op.fill) refill(index);
     const std::string label = fmt::format("op {} on rank {}", index, rank_);
     CallOptions options;
-    if (is_reduction(op.what) && op.op == comm::ReduceOp::PreMulSum) options.factor = kFactor;
+    if (is_reduction(op.what)) {
+      if (op.op == comm::ReduceOp::PreMulSum) options.factor = factor_of(op, program_.ranks[rank_]);
+      if (op.op == comm::ReduceOp::Average) options.divide_by = op.divide_by;
+    }
     if (op.labelled && chance(op, 8)) options.label = label;
     if (op.labelled && chance(op, 9)) options.timeout = 2 * deadline_;
+    if (op.labelled && chance(op, 14)) options.advice = "or this is not the program";
+    if (op.labelled && op.seed % 3 == 0) {
+      options.context = {.name = "Random", .number = 1 + static_cast<uint32_t>(index), .pass = 1};
+    }
     const auto in = tensors_of(call.inputs), out = tensors_of(call.outputs);
     switch (op.what) {
       case What::AllReduce:
@@ -197,6 +248,18 @@ class Runner {
       case What::Message:
         return call.sends ? group.send(in[0], call.to, static_cast<int>(op.seed % 5), options)
                           : group.recv(out[0], call.root, static_cast<int>(op.seed % 5), options);
+      case What::SendRecv:
+        return group.send_recv(
+            out[0], in[0], {.to = call.to, .from = call.root, .tag = static_cast<int>(op.seed % 5)},
+            options);
+      case What::AllReduces:
+        return group.all_reduce(out, op.op, options);
+      case What::Broadcasts:
+        return group.broadcast(out, call.root, options);
+      case What::AllGathers:
+        return group.all_gather(out, in, options);
+      case What::ReduceScatters:
+        return group.reduce_scatter(out, in, op.op, options);
       case What::Barrier:
         return group.barrier(options);
       default:
@@ -226,6 +289,7 @@ class Runner {
     std::vector<int> order = step.ops;
     Dice dice(mixed(step.seed, program_.ranks[rank_]));
     dice.shuffle(order);
+    if (order.size() > 1) wait_together(order, dice.below(3));
     for (const int op : order) {
       const int next = program_.ops[op].then;
       if (next >= 0) reference_.run(next);
@@ -238,8 +302,27 @@ class Runner {
     }
   }
 
+  // For several operations of which none goes on with another.
+  void wait_together(const std::vector<int>& ops, int64_t how) {
+    std::vector<Work> works;
+    for (const int op : ops) works.push_back(works_[op]);
+    if (how == 1) comm::wait_all(works);
+    while (how == 2 && !works.empty()) {
+      const size_t over = comm::wait_any(works);
+      if (!works[over].is_completed()) throw Difference("wait_any() chose what is not over");
+      works.erase(works.begin() + static_cast<std::ptrdiff_t>(over));
+    }
+  }
+
   void wait_for(int op) {
     Work work = works_[op];
+    if (program_.ops[op].polls && chance(program_.ops[op], 15)) {
+      const auto start = steady_clock::now();
+      while (!work.wait_for(std::chrono::microseconds(program_.ops[op].seed % 300))) {
+        if (steady_clock::now() - start > deadline_)
+          throw Difference(fmt::format("op{} is never over", op));
+      }
+    }
     if (program_.ops[op].polls && chance(program_.ops[op], 11)) {
       const auto start = steady_clock::now();
       while (!work.is_completed()) {
@@ -305,8 +388,8 @@ class Runner {
 
 }  // namespace
 
-void run(const World& world, const Program& program, milliseconds deadline) {
-  Runner(world, program, deadline).run();
+void run(const Group& group, at::Device device, const Program& program, milliseconds deadline) {
+  Runner(group, device, program, deadline).run();
 }
 
 }  // namespace lockstep::random_group

@@ -14,7 +14,9 @@ struct Difference : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Every rank of the world calls it. Throws Difference, or what Group threw.
-void run(const World& world, const Program& program, std::chrono::milliseconds deadline);
+// Every rank of the group, which is the whole world, calls it. `device`: where memory lies. Throws
+// Difference, or what Group threw.
+void run(const Group& group, at::Device device, const Program& program,
+         std::chrono::milliseconds deadline);
 
 }  // namespace lockstep::random_group

@@ -29,10 +29,7 @@ Program without(const Program& program, const std::set<int>& removed) {
     for (int op = step.which; op >= 0; op = result.ops[op].then) {
       const Op& what = result.ops[op];
       groups.insert(what.group);
-      if (what.what == What::Barrier || is_bytes(what.what)) continue;
-      for (const int buffer : {what.inputs[0], what.inputs[1], what.outputs[0], what.outputs[1]}) {
-        arenas.insert(result.buffers[buffer].arena);
-      }
+      for (const int buffer : memory_of(what)) arenas.insert(result.buffers[buffer].arena);
     }
   }
   for (const int arena : arenas) groups.insert(result.arenas[arena].group);
@@ -173,12 +170,13 @@ class Shrinker {
     for (const int op : ops) {
       const Op before = best_.program.ops[op];
       for (bool Op::*field : {&Op::drops, &Op::late, &Op::polls, &Op::labelled, &Op::refused,
-                              &Op::in_place, &Op::fill, &Op::list}) {
+                              &Op::in_place, &Op::fill, &Op::list, &Op::twice, &Op::overlaps}) {
         any |= set(op, field, false);
       }
       any |= set(op, &Op::plain, true) | set(op, &Op::small, true) | set(op, &Op::only, -1) |
              set(op, &Op::group, 0);
       any |= set(op, &Op::root, 0) | set(op, &Op::op, comm::ReduceOp::Sum);
+      any |= set(op, &Op::divide_by, 0);
       any |= changed_buffers(op);
       for (const int64_t count :
            {int64_t{0}, int64_t{1}, int64_t{2}, before.count / 16, before.count / 2}) {
@@ -193,10 +191,13 @@ class Shrinker {
 
   bool changed_buffers(int op) {
     const Op& what = best_.program.ops[op];
-    if (what.inputs[0] == what.inputs[1] && what.outputs[0] == what.outputs[1]) return false;
+    if (what.inputs[0] == what.inputs[1] && what.outputs[0] == what.outputs[1] &&
+        what.others[0] < 0)
+      return false;
     return changed([&](Program& program) {
       program.ops[op].inputs[1] = program.ops[op].inputs[0];
       program.ops[op].outputs[1] = program.ops[op].outputs[0];
+      program.ops[op].others[0] = program.ops[op].others[1] = -1;
     });
   }
 

@@ -27,6 +27,16 @@ std::string name_of(What what) {
       return "all_to_all";
     case What::Message:
       return "send and recv";
+    case What::SendRecv:
+      return "send_recv";
+    case What::AllReduces:
+      return "all_reduce of several";
+    case What::Broadcasts:
+      return "broadcast of several";
+    case What::AllGathers:
+      return "all_gather of several";
+    case What::ReduceScatters:
+      return "reduce_scatter of several";
     case What::Barrier:
       return "barrier";
     case What::AllGatherBytes:
@@ -57,6 +67,8 @@ std::string head_of(const Program& program, int index) {
   const Op& op = program.ops[index];
   std::string text = fmt::format("op{} = g{}.{}", index, op.group, name_of(op.what));
   if (is_reduction(op.what)) text += fmt::format(" {}", comm::name_of(op.op));
+  if (op.op == comm::ReduceOp::Average && op.divide_by > 0)
+    text += fmt::format(" by {}", op.divide_by);
   if (op.fill) text += op.small ? ", new small values" : ", new values";
   if (op.only >= 0) text += fmt::format(", on color {}", op.only);
   if (op.late) text += ", some start it after what follows";
@@ -96,7 +108,8 @@ std::string text_of(const Program& program, const Plan& plan, const Step& step) 
       std::vector<std::string> ranks;
       for (const int r : program.ranks)
         ranks.push_back(fmt::format("({}, {})", split.colors[r], split.keys[r]));
-      return fmt::format("g{} = g{}.split(color, key) with {}\n", step.which + 1, split.parent,
+      return fmt::format("g{} = g{}.{} with {}\n", step.which + 1, split.parent,
+                         split.lists ? "subgroup() of color 0" : "split(color, key)",
                          fmt::join(ranks, " "));
     }
     case Step::Kind::Allocate: {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <thread>
 
 #include "random/group/run.h"
 #include "support/spawn.h"
@@ -43,13 +44,17 @@ class Reports {
   Report* reports_;
 };
 
-void run_all(const World& world, const std::vector<Program>& programs,
-             std::chrono::milliseconds deadline, Report& report) {
-  for (report.program = 0; report.program < programs.size(); ++report.program) {
+struct Range {
+  size_t begin, end;
+};
+
+void run_all(const Group& group, at::Device device, const std::vector<Program>& programs,
+             Range range, std::chrono::milliseconds deadline, Report& report) {
+  for (report.program = range.begin; report.program < range.end; ++report.program) {
     // For what hangs outside of Group's own deadline.
     alarm(static_cast<unsigned>(4 * deadline.count() / 1000 + 30));
     try {
-      run(world, programs[report.program], deadline);
+      run(group, device, programs[report.program], deadline);
     } catch (const Difference& difference) {
       return report.say(Report::End::Difference, difference.what());
     } catch (const std::exception& error) {
@@ -68,6 +73,7 @@ std::string ended(int status) {
 
 std::string Setting::text() const {
   std::string text = fmt::format("--backend {} --ranks {}", backend, ranks);
+  if (in_threads) text += " --in-threads";
   return hosts.empty() ? text : fmt::format("{} --hosts {}", text, fmt::join(hosts, ","));
 }
 
@@ -84,7 +90,9 @@ std::optional<Failure> run_in_world(const Setting& setting, const std::vector<Pr
                                     std::chrono::milliseconds deadline) {
   const std::vector<int>& ranks = programs.front().ranks;
   const auto size = static_cast<int>(ranks.size());
-  Reports reports(size);
+  const bool in_threads = setting.in_threads && programs.size() > 1;
+  const size_t half = in_threads ? programs.size() / 2 : programs.size();
+  Reports reports(2 * size);  // each rank's of both threads
   test::SpawnOptions options{.backend = setting.backend, .timeout = deadline};
   for (int rank = 0; rank < size; ++rank) {
     options.doomed.push_back(rank);  // what they say is read here
@@ -100,7 +108,16 @@ std::optional<Failure> run_in_world(const Setting& setting, const std::vector<Pr
       [&](int rank) {
         try {
           const World world = World::from_env({.timeout = deadline, .python_peers = python});
-          run_all(world, programs, deadline, reports[rank]);
+          const auto run_range = [&](const Group& group, Range range, Report& report) {
+            run_all(group, world.device(), programs, range, deadline, report);
+          };
+          if (!in_threads) return run_range(world.group(), {0, half}, reports[rank]);
+          const Group second = world.group().split(0);
+          std::thread other([&] {
+            run_range(second, {half, programs.size()}, reports[size + rank]);
+          });
+          run_range(world.group(), {0, half}, reports[rank]);
+          other.join();
         } catch (const std::exception& error) {
           reports[rank].say(Report::End::Error, error.what());
         }
@@ -108,8 +125,9 @@ std::optional<Failure> run_in_world(const Setting& setting, const std::vector<Pr
       options);
   std::optional<Failure> failure;
   bool differs = false;
-  for (int rank = 0; rank < size; ++rank) {
-    const Report& report = reports[rank];
+  for (int index = 0; index < (in_threads ? 2 : 1) * size; ++index) {
+    const Report& report = reports[index];
+    const int rank = index % size;
     if (report.end == Report::End::Well) continue;
     // Where results differ, the other ranks' errors follow from that.
     const bool is_difference = report.end == Report::End::Difference;

@@ -15,6 +15,7 @@ struct Setting {
                                 // Python's ranks speak it), "nccl"
   int ranks = 2;
   std::vector<int> hosts;
+  bool in_threads = false;  // half of the programs in a second thread, on a group of its own
 
   std::string text() const;  // as options of random_group
   Traits traits() const;

@@ -15,27 +15,32 @@ struct Choice {
 // What a run is. All starts have the same.
 const std::vector<Choice>& run_choices() {
   static const std::vector<Choice> all = {
-      {"ranks", {"2", "1"}},
+      {"ranks", {"2", "1", "2", "3", "4"}},
       // No batch of one sample, which BatchNorm refuses, on any number of ranks or lanes.
       {"samples", {"70", "94", "109"}},
       {"batch", {"8", "5", "7"}},
       {"model", {"net", "mlp"}},
+      {"unused", {"no", "no", "yes"}},  // parameters that no batch uses, or some do
       {"accumulation", {"1", "2", "3"}},
-      {"optimizer", {"adamw", "adam", "sgd"}},
+      {"optimizer", {"adamw", "adam", "sgd", "rmsprop", "adagrad"}},
       {"groups", {"no", "yes"}},
       {"schedule", {"constant", "cosine", "linear", "one_cycle", "step", "plateau"}},
       {"warmup", {"no", "steps", "ratio"}},
       {"scaling", {"no", "sqrt"}},
       {"clip", {"no", "yes"}},
       {"precision", {"full", "bf16", "fp16"}},
-      {"bad", {"no", "all", "rank0"}},  // losses that are not finite, which are skipped
+      // Losses, or gradients of losses that are, which are not finite: such steps are skipped.
+      {"bad", {"no", "all", "rank0", "gradients"}},
+      {"reduce", {"no", "no", "double"}},  // in which gradients are added up
       {"division", {"ddp", "zero", "share", "gather", "file", "gradients"}},
+      {"replicas", {"no", "yes"}},  // an Fsdp's, of shards over half of the ranks
       {"hook", {"no", "no", "top_k", "power_sgd", "cast"}},
-      {"sync_bn", {"no", "no", "yes"}},
+      {"sync_bn", {"no", "no", "yes", "pairs"}},
       {"buffers", {"broadcast", "average"}},
       {"lanes", {"no", "2", "3", "4"}},
       {"parts", {"no", "no", "no", "yes"}},  // a GAN's
-      {"average", {"no", "ema", "swa"}},
+      {"average", {"no", "ema", "swa", "every", "growing"}},
+      {"tracked", {"no", "yes"}},  // what each rank has of its own, and a generator
       {"count", {"no", "yes"}},
       {"noise", {"no", "yes"}},
       {"shuffle", {"yes", "no"}},
@@ -70,6 +75,14 @@ const std::vector<Choice>& start_choices() {
       {"tensorboard", {"no", "yes"}},
       {"progress", {"no", "yes"}},
       {"order", {"log_last", "log_first"}},  // of the callbacks
+      {"at_end", {"yes", "no"}},
+      {"from", {"latest", "folder"}},  // what it resumes from
+      {"transport", {"auto", "tcp", "gloo", "hosts"}},
+      {"buckets", {"no", "1", "300"}},
+      {"check", {"no", "1", "3"}},  // that ranks are alike
+      {"units", {"30", "1", "0"}},  // of so many parameters; 0: one
+      {"ahead", {"no", "yes"}},     // units are gathered before they are called
+      {"whole", {"no", "yes"}},     // units stay so until their backward
   };
   return all;
 }
@@ -79,6 +92,7 @@ const std::vector<Choice>& interruption_choices() {
                                           {"at", {"step_end"}},
                                           {"step", {"0"}},
                                           {"rank", {"all"}},
+                                          {"again", {"no", "yes"}},  // another signal follows
                                           {"restart", {"no", "yes"}}};
   return all;
 }
@@ -109,16 +123,24 @@ void settle(Settings& run) {
   };
   if (run.has("parts")) drop({"lanes", "hook", "groups"});
   if (has_lanes(run)) {
-    drop({"sync_bn", "hook", "buffers"});
+    if (run.number("ranks") > run.number("lanes")) run.set("ranks", run["lanes"]);
+    drop({"sync_bn", "hook", "buffers", "reduce", "tracked"});
     // The losses of one rank are another part of the samples on another number of ranks.
     if (run.is("bad", "rank0")) run.set("bad", "all");
   }
-  if (is_fsdp(run)) drop({"hook", "buffers"});
+  if (run.is("sync_bn", "pairs") && run.number("ranks") % 2 > 0) drop({"sync_bn"});
+  if (is_fsdp(run)) drop({"hook"});
+  if (run.has("hook")) drop({"reduce"});
+  // Nothing else looks at gradients.
+  if (run.is("bad", "gradients") && run.is("precision", "full")) run.set("clip", "yes");
+  if (run.is("bad", "gradients") && run.is("precision", "bf16")) run.set("clip", "yes");
   if (run.is("model", "mlp")) drop({"sync_bn", "buffers"});
+  if (run.is("model", "mlp") && !run.has("parts")) drop({"unused"});
   if (run.is("schedule", "plateau")) drop({"warmup"});
   if (!run.is("optimizer", "adamw")) drop({"groups"});
   if (!run.has("early")) drop({"patience"});
-  if (!run.has("best")) drop({"restore_best"});
+  // Which of several with one accuracy is the best, depends on what else was saved.
+  if (!run.is("best", "loss")) drop({"restore_best"});
 }
 
 // Whether Ddp, ZeroOptimizer and Fsdp have the same bits.
@@ -195,10 +217,11 @@ Course drawn_course(Dice& dice, const Settings& run, const Places& places) {
     Settings start;
     draw(dice, start_choices(), 4, start);
     if (has_lanes(run)) {
-      start.set("ranks", std::to_string(1 + dice.below(std::min<int64_t>(run.number("lanes"), 3))));
+      start.set("ranks", std::to_string(1 + dice.below(run.number("lanes"))));
     }
     if (may_change_division(run) && dice.one_in(3)) {
       start.set("division", dice.pick(choice_of("division").values));
+      start.set("replicas", dice.pick(choice_of("replicas").values));
     }
     if (dice.one_in(2)) start.set("restart", "yes");
     if (i < count) {
@@ -208,9 +231,12 @@ Course drawn_course(Dice& dice, const Settings& run, const Places& places) {
       const int64_t how = dice.below(may_kill ? 8 : 4);
       start.set("how", how < 3 ? "usr1" : how < 4 ? "term" : how < 7 ? "kill" : "throw");
       if (dice.one_in(2)) {
-        start.set("rank", std::to_string(dice.below(start.with(run).number("ranks"))));
+        start.set("rank", std::to_string(dice.below(run.with(start).number("ranks"))));
       }
+      if (how < 4 && dice.one_in(3)) start.set("again", "yes");
     }
+    // A norm is added up by units.
+    if (run.has("clip")) start.drop("units");
     course.push_back(start);
   }
   // Later places later: an earlier one would not be come to again.

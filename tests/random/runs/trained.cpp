@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <limits>
@@ -13,6 +14,7 @@
 #include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/progress.h"
+#include "random/runs/options.h"
 #include "train/net.h"
 
 namespace lockstep::test::runs {
@@ -24,10 +26,14 @@ using train::RunState;
 struct Interruption {
   std::string how, at, reached;
   int64_t step = 0;
-  bool is_ours = false;
-  std::ofstream series;  // rank 0's
+  bool is_twice = false;
+  std::atomic<bool> is_ours = false;
+  std::atomic<bool> owes_another = false;  // a second signal, at the next place
+  std::ofstream series;                    // rank 0's
 
-  void happen() const {
+  void happen() {
+    is_ours = false;
+    owes_another = is_twice;
     close(open(reached.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
     if (how == "kill" || (how == "throw" && at == "file")) raise(SIGKILL);
     if (how == "throw") throw std::runtime_error("the test's own error");
@@ -47,8 +53,9 @@ void come_to(const std::string& place, int64_t step, const std::string& values =
     interruption->series << fmt::format("{} {} {}\n", place, step, values) << std::flush;
   }
   if (interruption->is_ours && place == interruption->at && step == interruption->step) {
-    interruption->is_ours = false;
     interruption->happen();
+  } else if (interruption->owes_another.exchange(false)) {
+    raise(interruption->how == "term" ? SIGUSR1 : SIGTERM);
   }
 }
 
@@ -66,6 +73,7 @@ struct Watch : train::Callback {
   void on_epoch_begin(const RunState& state) override { come_to("epoch_begin", state.step); }
   void on_step_begin(const RunState& state) override { come_to("step_begin", state.step); }
   void on_step_end(const RunState& state, train::Requests& requests) override {
+    if (queue.defined()) queue.mul_(0.5).add_(at::randn({3}, generator, at::kDouble) + state.rank);
     const auto is_every = [&](const char* name) {
       return run.has(name) && state.step % run.number(name) == 0;
     };
@@ -97,132 +105,26 @@ struct Watch : train::Callback {
   }
 
   Settings run;
+  // Tracked, and of this rank alone; undefined: none.
+  at::Tensor queue;
+  at::Generator generator;
 };
 
-train::LearningRate schedule_of(const Settings& run) {
-  train::Warmup warmup;
-  if (run.is("warmup", "steps")) warmup.steps = 3;
-  if (run.is("warmup", "ratio")) warmup.ratio = 0.25;
-  const auto& kind = run["schedule"];
-  if (kind == "cosine") return train::cosine_decay(warmup, 1e-5);
-  if (kind == "linear") return train::linear_decay(warmup);
-  if (kind == "step") return train::follow(step_lr({.size = 4, .gamma = 0.7}), warmup);
-  if (kind == "plateau") return train::on_plateau({.factor = 0.5, .patience = 0});
-  if (kind != "one_cycle") return train::constant(warmup);
-  return train::follow([](int64_t steps) { return one_cycle_lr({.steps = steps}); }, warmup);
-}
-
-std::vector<torch::optim::OptimizerParamGroup> groups_of(torch::nn::Module& model) {
-  std::vector<at::Tensor> matrices, vectors;
-  for (const auto& each : model.parameters()) (each.dim() > 1 ? matrices : vectors).push_back(each);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices);
-  groups.emplace_back(vectors, std::make_unique<torch::optim::AdamWOptions>(5e-3));
-  return groups;
-}
-
-std::shared_ptr<CommHook> hook_of(const Settings& run) {
-  const auto& kind = run["hook"];
-  if (kind == "top_k") return std::make_shared<TopK>(TopKOptions{.fraction = 0.1});
-  if (kind == "cast") return std::make_shared<CastHook>(at::kHalf);
-  if (kind != "power_sgd") return nullptr;
-  return std::make_shared<PowerSgd>(
-      PowerSgdOptions{.start_iteration = 3, .least_compression = 1.01});
-}
-
-std::optional<FsdpOptions> fsdp_of(const Settings& run, const std::string& folder) {
-  const auto& kind = run["division"];
-  if (kind == "ddp" || kind == "zero") return std::nullopt;
-  FsdpOptions options{.min_num_params = 30, .share_memory = kind == "share"};
-  if (kind == "gradients") options.sharding = parallel::Sharding::Gradients;
-  if (kind == "file") {
-    options.offload = parallel::Offload::File;
-    options.offload_folder = folder;
+// A TrainNet, and parameters that no batch uses or that some do.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(const Settings& run) : net(register_module("net", TrainNet())) {
+    if (!run.has("unused")) return;
+    sometimes = register_parameter("sometimes", torch::ones({3}));
+    never = register_parameter("never", torch::ones({2, 3}));
   }
-  return options;
-}
-
-train::Better better_of(const std::string& metric) {
-  return metric == "loss" ? train::Better::Lower : train::Better::Higher;
-}
-
-TrainerOptions options_of(const Settings& run, const std::string& folder) {
-  TrainerOptions options;
-  if (run.is("optimizer", "adamw")) {
-    options.optimizer = train::adamw({.lr = 0.01, .weight_decay = 0.01});
-  } else if (run.is("optimizer", "adam")) {
-    options.optimizer = train::adam({.lr = 0.01});
-  } else {
-    options.optimizer = train::sgd({.lr = 0.02, .momentum = 0.9, .nesterov = true});
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = call(net, x);
+    return sometimes.defined() && x.sum().item<double>() > 0 ? y * sometimes : y;
   }
-  options.learning_rate = schedule_of(run);
-  if (run.has("scaling")) options.lr_scaling = LrScaling::Sqrt;
-  if (run.has("groups")) options.groups = groups_of;
-  const auto& length = run["length"];
-  if (length == "epochs" || length == "both") options.epochs = 3;
-  if (length == "steps") options.max_steps = 13;
-  if (length == "both" || length == "stages_and_steps") options.max_steps = 11;
-  if (length.starts_with("stages")) {
-    options.stages = {{.name = "a", .data = train_samples(70, 7), .epochs = 1, .batch_size = 5},
-                      {.name = "b", .data = train_samples(run.number("samples")), .steps = 5},
-                      {.name = "c", .data = train_samples(70, 8), .epochs = 2}};
-  }
-  options.loader = {.batch_size = run.number("batch"),
-                    .seed = 3,
-                    .shuffle = run.has("shuffle"),
-                    .drop_last = run.has("drop_last"),
-                    .prefetch = run.number("prefetch"),
-                    .workers = run.number("workers"),
-                    .lanes = has_lanes(run) ? run.number("lanes") : 0};
-  if (run.has("noise")) {
-    options.loader.transforms = {[](data::Batch batch) {
-      batch.data = batch.data + 0.1 * at::randn_like(batch.data);
-      return batch;
-    }};
-    options.evaluation.transforms.emplace();
-  }
-  options.accumulation = run.number("accumulation");
-  if (run.has("count")) {
-    options.count = [](const data::Batch& batch) {
-      return (batch.target != 0).sum().item<int64_t>() + 1;
-    };
-  }
-  if (run.has("clip")) options.max_grad_norm = 0.5;
-  if (run.is("precision", "bf16")) options.precision = train::Precision::BFloat16;
-  if (run.is("precision", "fp16")) options.precision = train::Precision::Float16;
-  options.scaler = {.init_scale = 1048576, .growth_interval = 3};
-  if (run.has("bad")) options.non_finite = train::NonFinite::Skip;
-  if (run.has("sync_bn")) options.sync_batch_norm = 0;
-  options.zero = run.is("division", "zero");
-  options.fsdp = fsdp_of(run, folder);
-  options.ddp.hook = hook_of(run);
-  if (run.is("buffers", "average")) options.ddp.buffers = parallel::Buffers::Average;
-  options.evaluation.data = train_samples(run.number("held_out"), 6);
-  options.evaluation.every_epochs = run.number("evaluate_epochs");
-  options.evaluation.every_steps = run.number("evaluate_steps");
-  options.evaluation.batch_size = run.number("evaluate_batch");
-  if (run.has("average")) {
-    options.weight_average = WeightAverageOptions{.decay = 0.75, .start = 2};
-    if (run.is("average", "swa")) options.weight_average->decay.reset();
-  }
-  if (run.has("early")) {
-    options.early_stopping = {.metric = run["early"],
-                              .better = better_of(run["early"]),
-                              .patience = run.number("patience"),
-                              .min_delta = 0.01};
-  }
-  options.saving = {.directory = folder + "/checkpoints",
-                    .every_steps = run.number("save_steps"),
-                    .every_epochs = run.number("save_epochs"),
-                    .keep_last = run.number("keep"),
-                    .async = run.has("async")};
-  if (run.has("best")) {
-    options.saving.best = {.metric = run["best"],
-                           .better = better_of(run["best"]),
-                           .restore_at_end = run.has("restore_best")};
-  }
-  return options;
-}
+  TrainNet net;
+  at::Tensor sometimes, never;
+};
+TORCH_MODULE(Net);
 
 // The models and losses of a run, and its Trainer.
 class Training {
@@ -233,6 +135,11 @@ class Training {
     TrainerOptions options = options_of(run, folder);
     options.notice = &notice;
     const auto watch = std::make_shared<Watch>(run);
+    if (run.has("tracked")) {
+      queue_ = watch->queue = at::zeros({3}, at::kDouble);
+      generator_ = watch->generator =
+          at::detail::createCPUGenerator(7 + static_cast<uint64_t>(world.rank()));
+    }
     if (run.is("order", "log_last")) options.callbacks.push_back(watch);
     if (run.number("log") > 0) {
       options.callbacks.push_back(std::make_shared<train::Monitoring>(
@@ -253,6 +160,9 @@ class Training {
       const train::Model made = run.is("model", "net") ? train::Model(net_) : train::Model(mlp_);
       trainer_ = std::make_unique<Trainer>(world, made, loss, samples(), options);
     }
+    if (!run.has("tracked")) return;
+    trainer_->track("queue", queue_);
+    trainer_->track("generator", generator_);
   }
 
   Trainer& trainer() { return *trainer_; }
@@ -265,8 +175,8 @@ class Training {
     out << fmt::format("loss {}\nmetrics{}\n", number_text(state.loss), text_of(state.metrics));
     if (!outcome.best.empty()) {
       const auto manifest = checkpoint::Checkpoint(outcome.best).manifest();
-      out << fmt::format("best {} {}\n", manifest.step,
-                         number_text(manifest.metrics.at(run_["best"])));
+      if (run_.is("best", "loss")) out << fmt::format("best at {}\n", manifest.step);
+      out << fmt::format("best {}\n", number_text(manifest.metrics.at(run_["best"])));
     }
     const auto write = [&](const std::string& name, const at::Tensor& tensor) {
       const at::Tensor whole = tensor.detach().contiguous();
@@ -277,6 +187,10 @@ class Training {
       for (const auto& each : module.named_parameters()) write(each.key(), each.value());
       for (const auto& each : module.named_buffers()) write(each.key(), each.value());
     };
+    if (queue_.defined()) {
+      write("queue", queue_);
+      write("drawn next", at::rand({2}, generator_));
+    }
     for (const auto* part : run_.has("parts") ? kParts : kOnly) {
       auto* const average = *part == '\0' ? nullptr : trainer_->average(part);
       if (average == nullptr) continue;
@@ -311,14 +225,23 @@ class Training {
     const auto& state = trainer_->state();
     const bool trains = at::GradMode::is_enabled();
     come_to(trains ? "loss" : "evaluating", state.step);
-    const bool is_bad = trains && run_.has("bad") && state.step % 5 == 2 &&
-                        (run_.is("bad", "all") || state.rank == 0);
-    return is_bad ? loss * std::numeric_limits<float>::infinity() : loss;
+    const bool is_it = trains && run_.has("bad") && state.step % 5 == 2;
+    const bool is_bad =
+        is_it && (run_.is("bad", "all") || (run_.is("bad", "rank0") && state.rank == 0));
+    const at::Tensor made = is_bad ? loss * std::numeric_limits<float>::infinity() : loss;
+    const bool is_bad_later =
+        is_it && run_.is("bad", "gradients") && (has_lanes(run_) || state.rank == 0);
+    if (!trains) return made;
+    made.register_hook([step = state.step, is_bad_later](const at::Tensor& gradient) {
+      come_to("backward", step);
+      return is_bad_later ? gradient * std::numeric_limits<float>::infinity() : gradient;
+    });
+    return made;
   }
 
   void make_parts(World& world, TrainerOptions options) {
-    const auto classes = [](TrainNet& net, const at::Tensor& x) { return call(net, x); };
-    const auto loss_of = [classes](TrainNet& net, const data::Batch& batch) {
+    const auto classes = [](Net& net, const at::Tensor& x) { return call(net, x); };
+    const auto loss_of = [classes](Net& net, const data::Batch& batch) {
       return torch::nn::functional::cross_entropy(classes(net, batch.data), batch.target);
     };
     const auto fooled = [this, classes](const data::Batch& batch) {
@@ -344,8 +267,10 @@ class Training {
   }
 
   Settings run_;
-  TrainNet net_, other_;
+  Net net_{run_}, other_{run_};
   torch::nn::Sequential mlp_{torch::nn::Linear(6, 16), torch::nn::Tanh(), torch::nn::Linear(16, 3)};
+  at::Tensor queue_;
+  at::Generator generator_;
   std::ostringstream screen_;
   std::unique_ptr<Trainer> trainer_;
 };
@@ -359,7 +284,8 @@ int train(const Settings& run, const Settings& start, const std::string& folder)
   Interruption what{.how = start["how"],
                     .at = start["at"],
                     .reached = folder + "/" + kReached,
-                    .step = start.number("step")};
+                    .step = start.number("step"),
+                    .is_twice = start.has("again")};
   what.is_ours =
       start.has("how") && (start.is("rank", "all") || start.number("rank") == world.rank());
   if (world.is_main()) what.series.open(folder + "/" + kSeries, std::ios::app);

@@ -3,12 +3,17 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <sstream>
+#include <string_view>
 
+#include "lockstep/core/error.h"
 #include "random/training/features.h"
 
 namespace lockstep::test::training {
 namespace {
+
+constexpr std::string_view kNoGradient = "parameters got no gradient in backward()";
 
 std::string bytes_of(const State& state) {
   std::vector<at::Tensor> tensors;
@@ -59,11 +64,13 @@ std::string digest_of(const State& state) {
 
 // The roundings that may lie between two orders of the same computation.
 double tolerance_of(const Program& program, at::ScalarType dtype) {
-  if (dtype == at::kBFloat16 || program.has("autocast") || program.has_layer("linear_bfloat16"))
+  const auto narrow = param_dtype_of(program);
+  if (dtype == at::kBFloat16 || program.has("autocast") || program.has_layer("linear_bfloat16") ||
+      narrow == at::kBFloat16)
     return 6e-2;
   if (dtype == at::kHalf || program.has_layer("linear_float16")) return 2e-2;
   if (dtype == at::kFloat || dtype == at::kComplexFloat || program.has_layer("linear_float32") ||
-      program.has_layer("complex") || program.has("reduce_dtype")) {
+      program.has_layer("complex") || program.has("reduce_dtype") || narrow == at::kFloat) {
     // Fsdp averages each backward's gradients by themselves.
     return program.has("fsdp") ? 1e-4 : 1e-5;
   }
@@ -81,7 +88,9 @@ std::string difference(const Program& program, const State& got, const State& wa
                          b.defined() ? "a tensor" : "none");
     }
     if (!a.defined()) continue;
-    if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
+    // An Fsdp's module may have parameters and buffers of another dtype than its shards.
+    const bool is_narrowed = !to_the_bit && param_dtype_of(program).has_value();
+    if (a.sizes() != b.sizes() || (a.scalar_type() != b.scalar_type() && !is_narrowed)) {
       return fmt::format("{}: another shape or dtype", name);
     }
     const double tolerance = to_the_bit ? 0 : tolerance_of(program, a.scalar_type());
@@ -119,8 +128,6 @@ State without_gradients(State state) {
 
 std::string compare(const Program& program, const std::vector<State>& got) {
   switch (compared_with(program)) {
-    case Compared::Nothing:
-      return {};
     case Compared::Ranks:
       for (size_t rank = 1; rank < got.size(); ++rank) {
         const auto text = difference(program, parameters_only(got[rank]), parameters_only(got[0]),
@@ -154,19 +161,47 @@ std::string compare(const Program& program, const std::vector<State>& got) {
   return text.empty() ? text : "rank 0 and one model on the whole batch differ: " + text;
 }
 
+// Of ranks some of which refused: all are to, where the one process finds that they have to.
+std::string compare_refusals(const Program& program, const std::vector<std::string>& all) {
+  const auto refused = std::ranges::count(all, "");
+  if (refused < std::ssize(all)) {
+    return fmt::format("{} of {} ranks refuse a parameter without a gradient", refused, all.size());
+  }
+  if (compared_with(program) != Compared::OneProcess) return {};
+  try {
+    train(program, Group(), Who::AllRanks);
+  } catch (const Refused&) {
+    return {};
+  }
+  return "ranks refuse a parameter without a gradient, and in one process each has one";
+}
+
 }  // namespace
 
 Outcome run_on_rank(const Program& program, World& world) {
   const Group& group = world.group();
-  const auto state = train(program, group, Who::Rank).at(0);
-  const auto all = group.all_gather_bytes(bytes_of(state));
+  State state;
+  try {
+    state = train(program, group, Who::Rank).at(0);
+  } catch (const ConfigError& error) {
+    const bool is_expected = program.has("unused_error");
+    if (!is_expected || std::string_view(error.what()).find(kNoGradient) == std::string::npos)
+      throw;
+  }
+  const auto all = group.all_gather_bytes(state.empty() ? "" : bytes_of(state));
   // The ranks take turns.
   const int judge = static_cast<int>(program.seed % static_cast<uint64_t>(group.size()));
   std::string error;
-  if (group.rank() == judge) {
+  if (group.rank() == judge && std::ranges::count(all, "") > 0) {
+    error = compare_refusals(program, all);
+  } else if (group.rank() == judge) {
     std::vector<State> states;
     for (const auto& bytes : all) states.push_back(state_from(bytes, state));
-    error = compare(program, states);
+    try {
+      error = compare(program, states);
+    } catch (const Refused& refused) {
+      error = fmt::format("is not refused: {}", refused.what());
+    }
   }
   error = group.broadcast_bytes(error, judge);
   return {.good = error.empty(), .digest = digest_of(state), .error = error};

@@ -59,6 +59,7 @@ const std::vector<FeatureKind>& all_features() {
     add_model_features(made);
     add_data_features(made);
     add_communication_features(made);
+    add_averaging_features(made);
     add_failure_features(made);
     add_gradient_features(made);
     add_input_features(made);
@@ -84,7 +85,7 @@ Compared compared_with(const Program& program) {
   for (const auto& part : program.features) {
     compared = std::max(compared, kind_of(part.name).compared);
   }
-  return program.ranks == 1 && compared == Compared::Nothing ? Compared::Ranks : compared;
+  return compared;
 }
 
 bool knows_only_samples(const Program& program) {

@@ -28,7 +28,6 @@ const std::vector<Conflict>& conflicts() {
   static const auto all = [] {
     std::vector<Conflict> made{
         {"join", "local_sgd", kSilent, {}},
-        {"unused_error", "unused", {}, "refused, where a block is left out"},
         {"join", "sync_batch_norm", {}, "such a model needs equal numbers of batches"},
         {"sync_batch_norm",
          "unused",
@@ -48,7 +47,6 @@ const std::vector<Conflict>& conflicts() {
         {"recompute", "penalty", {}, "refused, where a recomputed module has a gradient"},
         {"embedding_sparse", "penalty", {}, "libtorch differentiates no sparse gradient"},
         {"recompute", "inputs", {}, "refused, where a recomputed module has a gradient"},
-        {"unused_error", "inputs", {}, "refused, where a parameter is left out"},
         {"ignore", "param_dtype", {}, "parameters that Fsdp leaves alone keep their dtype"},
         {"lanes", "sync_buffers", {}, "each lane begins with buffers that all lanes have"},
         {"sync_buffers", "join", {}, "ranks without a batch are in no such step"},
@@ -71,7 +69,6 @@ const std::vector<Conflict>& conflicts() {
         {"load", "join", {}, "ranks without a batch are in no such step"},
         {"reattach", "join", {}, "a Join refers to its Ddps"},
         {"tied", "checkpoint", {}, "refused, where both are used in a backward"},
-        {"ignore", "optimizer_broadcast", {}, "its state is each rank's own, too"},
         {"ignore", "sync_batch_norm", {}, "weights of ranks' own beside statistics of all"},
         {"ignore", "averager", {}, "an Averager takes all parameters"},
         {"ignore", "hook_cast", {}, "ranks are not alike, which is what is compared"},
@@ -128,14 +125,11 @@ const std::vector<Conflict>& conflicts() {
                                     "local_sgd", "gathered", "joint", "global_mean"}) {
       made.push_back({"lbfgs", other, {}, "these programs minimise a loss of one Ddp's model"});
     }
-    // Hooks: one Ddp has one, and each belongs to one Ddp.
+    // A Ddp has one hook.
     const std::vector<std::string> hooks{"hook_all_reduce", "hook_cast", "hook_power_sgd",
                                          "hook_top_k", "local_sgd"};
     for (size_t i = 0; i < hooks.size(); ++i) {
       made.push_back({hooks[i], "reduce_dtype", kTwoAverages, {}});
-      made.push_back({hooks[i], "reattach", {}, "a hook belongs to one Ddp"});
-      made.push_back({hooks[i], "two_models", {}, "a hook belongs to one Ddp"});
-      made.push_back({hooks[i], "joint", {}, "a hook belongs to one Ddp"});
       for (size_t j = 0; j < i; ++j) made.push_back({hooks[i], hooks[j], {}, "one hook at a time"});
     }
     for (const std::string optimizer : {"sgd", "adam", "amsgrad", "adamw", "rmsprop"}) {

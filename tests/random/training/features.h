@@ -13,8 +13,7 @@ namespace lockstep::test::training {
 // With what a feature's result is compared.
 enum class Compared {
   OneProcess,  // with one process that does the same
-  Ranks,    // communication loses something: with the other ranks, and other backends and buckets
-  Nothing,  // and ranks differ: with other backends and buckets
+  Ranks,  // communication loses something: with the other ranks, and other backends and buckets
 };
 
 struct FeatureKind {
@@ -39,6 +38,7 @@ FeatureKind feature(std::string name, Splits splits, Compared compared = Compare
 // By topic, each in a file of its own.
 void add_model_features(std::vector<FeatureKind>& kinds);
 void add_data_features(std::vector<FeatureKind>& kinds);
+void add_averaging_features(std::vector<FeatureKind>& kinds);
 void add_communication_features(std::vector<FeatureKind>& kinds);
 void add_failure_features(std::vector<FeatureKind>& kinds);
 void add_gradient_features(std::vector<FeatureKind>& kinds);

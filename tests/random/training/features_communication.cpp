@@ -3,7 +3,6 @@
 
 #include <set>
 
-#include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/hooks.h"
 #include "random/training/features.h"
 
@@ -63,6 +62,7 @@ struct SyncedBuffers : Feature {
   uint64_t seed;
 };
 
+// All ranks refuse what some of them, or all, leave out.
 struct UnusedError : Feature {
   explicit UnusedError(const Part&) {}
   static bool applies(const Program&) { return true; }
@@ -130,77 +130,48 @@ class AllReduce : public CommHook {
 struct AllReduceHook : Feature {
   explicit AllReduceHook(const Part&) {}
   static bool applies(const Program&) { return true; }
-  void plan(Training& training) override { training.options.hook = std::make_shared<AllReduce>(); }
+  void plan(Training& training) override {
+    training.hook = [] { return std::make_shared<AllReduce>(); };
+  }
 };
 
-// A hook belongs to one Ddp, so these do without a second model.
 struct CastingHook : Feature {
   explicit CastingHook(const Part& part) : seed(part.seed) {}
-  static bool applies(const Program& program) { return !program.has("two_models"); }
+  static bool applies(const Program&) { return true; }
   void plan(Training& training) override {
     Random random(seed);
     const auto dtype = random.pick({at::kHalf, at::kBFloat16, at::kFloat});
-    training.options.hook = std::make_shared<parallel::CastHook>(
-        dtype, parallel::CastOptions{.error_feedback = random.chance(0.5)});
+    const parallel::CastOptions options{.error_feedback = random.chance(0.5)};
+    training.hook = [=] { return std::make_shared<parallel::CastHook>(dtype, options); };
   }
   uint64_t seed;
 };
 
 struct PowerSgdHook : Feature {
   explicit PowerSgdHook(const Part& part) : seed(part.seed) {}
-  static bool applies(const Program& program) { return !program.has("two_models"); }
+  static bool applies(const Program&) { return true; }
   void plan(Training& training) override {
     Random random(seed);
-    training.options.hook = std::make_shared<parallel::PowerSgd>(
-        parallel::PowerSgdOptions{.rank = random.between(1, 2),
-                                  .start_iteration = random.between(1, 3),
-                                  .warm_start = random.chance(0.5),
-                                  .error_feedback = random.chance(0.5),
-                                  .least_compression = random.pick({1.1, 2.0})});
+    const parallel::PowerSgdOptions options{.rank = random.between(1, 2),
+                                            .start_iteration = random.between(1, 3),
+                                            .warm_start = random.chance(0.5),
+                                            .error_feedback = random.chance(0.5),
+                                            .least_compression = random.pick({1.1, 2.0})};
+    training.hook = [=] { return std::make_shared<parallel::PowerSgd>(options); };
   }
   uint64_t seed;
 };
 
 struct TopKHook : Feature {
   explicit TopKHook(const Part& part) : seed(part.seed) {}
-  static bool applies(const Program& program) { return !program.has("two_models"); }
+  static bool applies(const Program&) { return true; }
   void plan(Training& training) override {
     Random random(seed);
-    training.options.hook = std::make_shared<parallel::TopK>(parallel::TopKOptions{
-        .fraction = random.pick({0.1, 0.5}), .error_feedback = random.chance(0.5)});
+    const parallel::TopKOptions options{.fraction = random.pick({0.1, 0.5}),
+                                        .error_feedback = random.chance(0.5)};
+    training.hook = [=] { return std::make_shared<parallel::TopK>(options); };
   }
   uint64_t seed;
-};
-
-// Ranks train by themselves and average their parameters now and then.
-struct LocalSteps : Feature {
-  explicit LocalSteps(const Part& part) : seed(part.seed) {}
-  static bool applies(const Program& program) { return !program.has("two_models"); }
-  void plan(Training& training) override {
-    Random random(seed);
-    // With a Join its silence is refused, which is to happen in the first pass.
-    const int64_t start = training.program.has("join") ? 0 : random.between(0, 2);
-    training.options.hook =
-        std::make_shared<parallel::LocalSgd>(parallel::LocalSgdOptions{.start_iteration = start});
-    period = random.between(1, 2);
-  }
-  void begin(Training& training) override {
-    // With a Join this is refused.
-    if (training.alone || training.program.has("join")) return;
-    std::vector<parallel::AverageLevel> levels{{.group = training.group, .period = period}};
-    if (Random(seed + 1).chance(0.4)) {
-      levels.insert(levels.begin(), {.group = training.group.split(training.group.rank() / 2)});
-      levels.back().period *= 2;
-    }
-    averager =
-        std::make_unique<parallel::Averager>(*training.lanes[0].models[0].net, std::move(levels));
-  }
-  void after_step(Training&) override {
-    if (averager) averager->step();
-  }
-  uint64_t seed;
-  int64_t period = 1;
-  std::unique_ptr<parallel::Averager> averager;
 };
 
 }  // namespace
@@ -217,7 +188,6 @@ void add_communication_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<CastingHook>("hook_cast", Splits::No, Compared::Ranks));
   kinds.push_back(feature<PowerSgdHook>("hook_power_sgd", Splits::No, Compared::Ranks));
   kinds.push_back(feature<TopKHook>("hook_top_k", Splits::No, Compared::Ranks));
-  kinds.push_back(feature<LocalSteps>("local_sgd", Splits::No, Compared::Nothing));
 }
 
 }  // namespace lockstep::test::training

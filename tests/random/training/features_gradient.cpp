@@ -179,13 +179,23 @@ struct Scaling : Feature {
     loss = scaler_of(training, lane).scale(loss);
   }
   void after_backward(Training& training) override {
+    found.clear();
     if (!unscales) return;
+    find_overflows(training);
     for (Lane* lane : training.stepping()) {
-      for (Model& model : lane->models) scaler_of(training, *lane).unscale_(*model.optimizer);
+      for (Model& model : lane->models) {
+        with_overflow(training, *lane, model,
+                      [&] { scaler_of(training, *lane).unscale_(*model.optimizer); });
+      }
     }
   }
   bool update(Training& training, Lane& lane, Model& model) override {
-    scaler_of(training, lane).step(*model.optimizer);
+    if (unscales) {
+      scaler_of(training, lane).step(*model.optimizer);
+      return true;
+    }
+    if (found.empty()) find_overflows(training);
+    with_overflow(training, lane, model, [&] { scaler_of(training, lane).step(*model.optimizer); });
     return true;
   }
   void after_step(Training& training) override {
@@ -194,12 +204,49 @@ struct Scaling : Feature {
       lane->losses.push_back(scaler_of(training, *lane).factor());
     }
   }
+  static bool overflows(const Model& model) {
+    return !std::ranges::all_of(gradients_of(model), [](const at::Tensor& gradient) {
+      return at::isfinite(gradient).all().item<bool>();
+    });
+  }
+  void find_overflows(Training& training) {
+    found.assign(static_cast<size_t>(training.models), false);
+    for (Lane* lane : training.stepping()) {
+      for (size_t i = 0; i < found.size(); ++i) found[i] = found[i] || overflows(lane->models[i]);
+    }
+  }
+  // In one process what another rank finds is found here, too.
+  void with_overflow(Training& training, Lane& lane, const Model& model,
+                     const std::function<void()>& unscale) {
+    const at::NoGradGuard no_grad;
+    const bool is_found = found.at(static_cast<size_t>(&model - lane.models.data()));
+    at::Tensor spoilt, value;
+    if (training.alone && is_found && !overflows(model)) {
+      spoilt = gradients_of(model).at(0);
+      value = spoilt / scaler_of(training, lane).factor();
+      spoilt.fill_(std::numeric_limits<double>::infinity());
+    }
+    unscale();
+    if (spoilt.defined()) spoilt.copy_(value);
+  }
+  static std::vector<at::Tensor> gradients_of(const Model& model) {
+    std::vector<at::Tensor> all;
+    for (const auto& group : model.optimizer->param_groups()) {
+      for (const auto& parameter : group.params()) {
+        const at::Tensor& gradient = parameter.grad();
+        if (!gradient.defined() || gradient.numel() == 0) continue;
+        all.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+      }
+    }
+    return all;
+  }
   parallel::GradScaler& scaler_of(Training& training, Lane& lane) {
     return *scalers[&lane - training.lanes.data()];
   }
   uint64_t seed;
   int overflow_step = 0, overflow_lane = 0;
   bool unscales = false;
+  std::vector<bool> found;  // in the step, by model
   std::vector<std::unique_ptr<parallel::GradScaler>> scalers;
 };
 

@@ -1,14 +1,12 @@
 // What is saved, loaded, taken down and put up again while a training continues.
 #include <torch/torch.h>
 
-#include <bit>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
 #include <stdexcept>
 
 #include "lockstep/checkpoint/checkpointer.h"
-#include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/stateful.h"
 #include "random/training/features.h"
@@ -92,7 +90,12 @@ struct OptimizerBroadcast : Feature {
     for (auto& lane : training.lanes) {
       for (auto& model : lane.models) {
         if (lane.rank == 0) load(*model.optimizer, saved(*model.optimizer));
-        if (training.on_rank()) parallel::broadcast_optimizer(*model.optimizer, training.group);
+        if (training.on_rank()) {
+          parallel::broadcast_optimizer(*model.optimizer, training.group);
+        } else if (lane.rank > 0) {
+          const auto number = static_cast<size_t>(&model - lane.models.data());
+          load(*model.optimizer, saved(*training.lanes[0].models[number].optimizer));
+        }
       }
     }
   }
@@ -123,8 +126,7 @@ struct Reattached : Feature {
         Model& model = lane.models[i];
         if (training.on_rank()) {
           model.ddp.reset();
-          model.ddp =
-              std::make_unique<parallel::Ddp>(model.module(), model.group, training.options);
+          model.ddp = ddp_of(training, model);
         }
       }
     }
@@ -228,9 +230,9 @@ struct Resumed : Feature {
         checkpoints->track("optimizer" + number, *model.optimizer);
       }
       if (model.average) checkpoints->track("average" + number, *model.average);
-    }
-    if (const auto& hook = training.options.hook) {
-      checkpoints->track("hook", parallel::stateful(*hook, training.group));
+      if (model.hook) {
+        checkpoints->track("hook" + number, parallel::stateful(*model.hook, training.group));
+      }
     }
     return checkpoints;
   }
@@ -254,33 +256,6 @@ struct SplitGroup : Feature {
   void plan(Training& training) override {
     if (training.on_rank()) training.group = training.group.split(0, training.group.rank());
   }
-};
-
-// Of parameters that are alike, which stay so. The average of three or five equal numbers is
-// rounded, which a layer with a narrow dtype makes a difference that can be seen.
-struct Averaging : Feature {
-  explicit Averaging(const Part& part) : seed(part.seed) {}
-  static bool applies(const Program& program) {
-    return std::has_single_bit(static_cast<unsigned>(program.ranks)) ||
-           (!program.has_layer("linear_") && !program.has_layer("complex"));
-  }
-  void begin(Training& training) override {
-    std::vector<parallel::AverageLevel> levels{{.group = training.group, .period = 2}};
-    if (Random(seed).chance(0.5)) {
-      const Group& group = training.group;
-      levels.insert(levels.begin(), {.group = group.split(group.rank() / 2)});
-    }
-    for (const auto& lane : training.lanes) {
-      for (const auto& model : lane.models) {
-        averagers.push_back(std::make_unique<parallel::Averager>(*model.net, levels));
-      }
-    }
-  }
-  void after_step(Training&) override {
-    for (auto& averager : averagers) averager->step();
-  }
-  uint64_t seed;
-  std::vector<std::unique_ptr<parallel::Averager>> averagers;
 };
 
 // The last weights are averages of those of all steps.
@@ -326,7 +301,6 @@ void add_lifetime_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Reattached>("reattach", Splits::Yes));
   kinds.push_back(feature<Resumed>("resume", Splits::Yes));
   kinds.push_back(feature<SplitGroup>("split_group", Splits::Yes));
-  kinds.push_back(feature<Averaging>("averager", Splits::Yes));
   kinds.push_back(feature<AveragedWeights>("weight_average", Splits::Yes));
 }
 

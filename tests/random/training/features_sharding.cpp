@@ -24,10 +24,6 @@ struct NarrowParameters : Feature {
   }
 };
 
-at::ScalarType dtype_of(const Part& part) {
-  return Random(part.seed).pick({at::kFloat, at::kBFloat16});
-}
-
 // How it shards changes no bit, so variants of a program do it differently.
 struct Sharded : Feature {
   explicit Sharded(const Part& part) : seed(part.seed) {}
@@ -65,9 +61,7 @@ struct Sharded : Feature {
     options.buffers = training.options.buffers;
     options.ignore = training.options.ignore;
     options.lanes = training.options.lanes;
-    if (const Part* part = training.program.feature("param_dtype")) {
-      options.param_dtype = options.buffer_dtype = dtype_of(*part);
-    }
+    options.param_dtype = options.buffer_dtype = param_dtype_of(training.program);
     return options;
   }
   uint64_t seed;
@@ -118,6 +112,12 @@ at::Tensor whole_gradient(const FsdpShard& own, const at::Tensor& parameter, con
 }
 
 }  // namespace
+
+std::optional<at::ScalarType> param_dtype_of(const Program& program) {
+  const Part* const part = program.feature("param_dtype");
+  if (part == nullptr) return std::nullopt;
+  return Random(part->seed).pick({at::kFloat, at::kBFloat16});
+}
 
 std::vector<at::Tensor> Model::parameters() const {
   if (!fsdp) return net->parameters();
@@ -172,7 +172,7 @@ State state_of(const Lane& lane, const Group& group) {
 
 void add_sharding_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<Sharded>("fsdp", Splits::Yes));
-  kinds.push_back(feature<NarrowParameters>("param_dtype", Splits::No, Compared::Ranks));
+  kinds.push_back(feature<NarrowParameters>("param_dtype", Splits::No));
   kinds.push_back(feature<Unsharded>("unshard", Splits::Yes));
 }
 

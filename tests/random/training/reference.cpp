@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <set>
+#include <span>
 
 #include "random/training/training.h"
 
@@ -34,19 +35,37 @@ at::Tensor average_of(const std::vector<at::Tensor>& addends, int64_t divisor,
   return addends[0].is_complex() ? at::view_as_complex(average) : average;
 }
 
-void average_gradient(Training& training, size_t model, const std::string& name) {
+// The lanes in groups of so many; 0: all.
+std::vector<std::span<Lane>> together(Training& training, int ranks) {
+  const std::span<Lane> all(training.lanes);
+  if (ranks == 0) return {all};
+  std::vector<std::span<Lane>> groups;
+  const auto size = static_cast<size_t>(ranks);
+  for (size_t begin = 0; begin < all.size(); begin += size)
+    groups.push_back(all.subspan(begin, std::min(size, all.size() - begin)));
+  return groups;
+}
+
+// Of these lanes.
+void average_gradient(Training& training, std::span<Lane> lanes, size_t model,
+                      const std::string& name) {
   std::vector<at::Tensor> parameters;
   bool reached = false, sparse = false;
-  for (auto& lane : training.lanes) {
+  for (auto& lane : lanes) {
     parameters.push_back(lane.models[model].net->named_parameters()[name]);
     const at::Tensor& gradient = parameters.back().grad();
     if (!lane.active) continue;
-    reached = reached || lane.models[model].reached[parameters.back().unsafeGetTensorImpl()];
+    const bool is_reached = lane.models[model].reached[parameters.back().unsafeGetTensorImpl()];
+    const bool is_lacking = !is_reached && parameters.back().requires_grad();
+    if (is_lacking && lanes.size() > 1 && training.options.unused == Unused::Error)
+      throw Refused("'" + name + "' got no gradient");
+    reached = reached || is_reached;
     sparse = sparse || (gradient.defined() && gradient.is_sparse());
   }
   if (!reached) return;
   // What an earlier backward left is the same average on all ranks, with a batch or without.
-  Model& front = training.active()[0]->models[model];
+  const auto first = std::ranges::find_if(lanes, &Lane::active);
+  Model& front = first->models[model];
   const at::Tensor own = front.net->named_parameters()[name];
   at::Tensor earlier;
   if (!training.rules.divides_by_active) {
@@ -56,9 +75,9 @@ void average_gradient(Training& training, size_t model, const std::string& name)
   std::vector<at::Tensor> addends;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& gradient = parameters[i].grad();
-    if (training.lanes[i].active && gradient.defined()) {
+    if (lanes[i].active && gradient.defined()) {
       addends.push_back(gradient.detach());
-    } else if (!training.lanes[i].active && earlier.defined()) {
+    } else if (!lanes[i].active && earlier.defined()) {
       addends.push_back(earlier);
     } else {
       const auto zero = at::zeros_like(parameters[i].detach());
@@ -66,11 +85,12 @@ void average_gradient(Training& training, size_t model, const std::string& name)
                                : zero);
     }
   }
-  const auto divisor =
-      training.rules.divides_by_active ? training.active().size() : training.lanes.size();
+  const auto divisor = training.rules.divides_by_active
+                           ? static_cast<size_t>(std::ranges::count_if(lanes, &Lane::active))
+                           : lanes.size();
   const auto result = average_of(addends, static_cast<int64_t>(divisor), training.options);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (training.lanes[i].active || training.rules.everybody_updates) {
+    if (lanes[i].active || training.rules.everybody_updates) {
       parameters[i].mutable_grad() = result.clone();
     }
   }
@@ -80,7 +100,6 @@ void average_gradient(Training& training, size_t model, const std::string& name)
 
 void average_buffers(Training& training, size_t model) {
   const auto mode = training.options.buffers;
-  if (mode == Buffers::None) return;
   const auto active = training.active();
   for (const auto& item : active[0]->models[model].net->named_buffers()) {
     at::Tensor value = item.value();
@@ -122,16 +141,36 @@ void average(Training& training, size_t model) {
   const at::NoGradGuard no_grad;
   const Net& net = *training.lanes[0].models[model].net;
   const auto& ignored = training.options.ignore;
+  const bool is_local = training.lanes[0].models[model].passes++ >= training.rules.local_from;
   std::set<const void*> done;  // a tied parameter has two names
   for (const auto& item : net.named_parameters()) {
     if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
     if (!item.value().requires_grad() || std::ranges::count(ignored, item.key())) continue;
-    average_gradient(training, model, item.key());
+    for (const auto some : together(training, is_local ? training.rules.local_ranks : 0))
+      average_gradient(training, some, model, item.key());
   }
-  average_buffers(training, model);
+  if (!is_local && training.options.buffers != Buffers::None) average_buffers(training, model);
   for (auto& lane : training.lanes) {
     lane.models[model].reached.clear();
     lane.models[model].earlier.clear();
+  }
+}
+
+void average_parameters(Training& training, int ranks) {
+  const at::NoGradGuard no_grad;
+  for (size_t model = 0; model < training.lanes[0].models.size(); ++model) {
+    std::set<const void*> done;
+    for (const auto& item : training.lanes[0].models[model].net->named_parameters()) {
+      if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
+      for (const auto some : together(training, ranks)) {
+        std::vector<at::Tensor> own;
+        for (const Lane& lane : some) {
+          own.push_back(lane.models[model].net->named_parameters()[item.key()].detach());
+        }
+        const auto average = average_of(own, std::ssize(own), {});
+        for (const auto& parameter : own) parameter.copy_(average);
+      }
+    }
   }
 }
 

@@ -78,7 +78,8 @@ void attach(Training& training, Model& model) {
         std::make_unique<parallel::Fsdp>(*model.net, model.group, training.sharding(*model.net));
   } else {
     if (training.program.has("scripted")) model.script = script_of(training, *model.net);
-    model.ddp = std::make_unique<Ddp>(model.module(), model.group, training.options);
+    if (training.hook) model.hook = training.hook();
+    model.ddp = ddp_of(training, model);
   }
   const auto make = [part = training.program.optimizer](Groups groups) {
     return make_optimizer(part, std::move(groups));
@@ -109,6 +110,12 @@ void attach(Training& training, Model& model) {
 }
 
 }  // namespace
+
+std::unique_ptr<Ddp> ddp_of(const Training& training, const Model& model) {
+  DdpOptions options = training.options;
+  options.hook = model.hook;
+  return std::make_unique<Ddp>(model.module(), model.group, options);
+}
 
 at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t model, int micro) {
   std::vector<Net*> nets;

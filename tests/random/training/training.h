@@ -4,8 +4,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -34,10 +36,13 @@ struct Model {
   std::unique_ptr<Optimizer> optimizer;
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, if it is one
   std::unique_ptr<parallel::WeightAverage> average;
+  std::shared_ptr<parallel::CommHook> hook;  // its Ddp's
   // In one process: which parameters got a gradient since the last average.
   std::unordered_map<const void*, bool> reached;
   // And what gradient it had before.
   std::unordered_map<const void*, at::Tensor> earlier;
+  // And how often gradients were averaged.
+  int passes = 0;
 
   // What has gradients and what an optimizer steps: the net's, or this rank's parts of them.
   std::vector<at::Tensor> parameters() const;
@@ -70,6 +75,14 @@ struct Rules {
   // all that follows a backward.
   bool everybody_updates = false;
   bool everybody_rests = false;
+  // From this pass of a model on gradients are averaged over so many ranks that follow each other.
+  int local_from = std::numeric_limits<int>::max();
+  int local_ranks = 1;
+};
+
+// What the process that does by hand what ranks do throws where all ranks are to refuse it.
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 struct Training {
@@ -84,6 +97,8 @@ struct Training {
   int round = 0;  // of micro-batches, down to 0, which is not under hold()
   int model = 0;  // whose backward runs
   DdpOptions options;
+  // Makes the hook of a model's Ddp, on ranks.
+  std::function<std::shared_ptr<parallel::CommHook>()> hook;
   // Of a rank's Fsdp, besides what `options` say.
   std::function<parallel::FsdpOptions(const Net& net)> sharding;
   Rules rules;
@@ -156,6 +171,9 @@ void run_lanes(Training& training);
 // What follows the backwards of a step.
 void rest_of_step(Training& training);
 
+// What an Fsdp's modules compute in, if it is another than that of their shards.
+std::optional<at::ScalarType> param_dtype_of(const Program& program);
+
 // A scripted module of the net's tensors, with their names.
 torch::jit::Module script_of(Training& training, const Net& net);
 
@@ -163,10 +181,15 @@ std::vector<std::string> optimizer_names();
 std::unique_ptr<Optimizer> make_optimizer(const Part& part,
                                           std::vector<torch::optim::OptimizerParamGroup> groups);
 
+// A Ddp of the model, which its hook stays with.
+std::unique_ptr<parallel::Ddp> ddp_of(const Training& training, const Model& model);
+
 // What Ddp and its options do, by hand: gradients of model `model` of all active lanes become their
-// average, its buffers as the options say.
+// average, its buffers as the options say; by itself the latter is sync_buffers().
 void average(Training& training, size_t model);
 void average_buffers(Training& training, size_t model);
+// What an Averager does, by hand, over so many ranks that follow each other.
+void average_parameters(Training& training, int ranks);
 // Whether options name the parameter in `ignore`, by any of its names in `net`.
 bool is_ignored(const Training& training, const Net& net, const at::Tensor& parameter);
 // At the end of a Join, lanes that are out of batches take over a lane's state that was not.

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "flags.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::tool {
 namespace {

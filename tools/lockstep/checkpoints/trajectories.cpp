@@ -1,7 +1,6 @@
 // `lockstep inspect trajectories.jsonl`.
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>

@@ -85,7 +85,8 @@ int BenchCommand::carry_out() {
       throw ConfigError(fmt::format("[bench] --to {}: nothing can be written into {}: {}", to_,
                                     folder.string(), std::strerror(errno)));
     }
-    command.push_back(to_);
+    const bool is_like_a_flag = to_.size() > 1 && to_.starts_with('-');
+    command.push_back(is_like_a_flag ? "./" + to_ : to_);
   }
   run_.start_program(command);
   return run_.carry_out();

@@ -65,6 +65,9 @@ class SimulateCommand {
   int carry_out() const;
 
  private:
+  // Throws ConfigError for a flag that is not a time.
+  void check_times() const;
+
   PlanQuestion question_;
   std::string strategy_, trace_;
   int64_t steps_ = 3, slow_ranks_ = 0, traced_ranks_ = 4;

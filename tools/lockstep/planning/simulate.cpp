@@ -25,6 +25,8 @@
 namespace lockstep::tool {
 namespace {
 
+using plan::seconds_text;
+
 constexpr int kMostSteps = 1'000'000;
 
 using OrderedJson = nlohmann::ordered_json;
@@ -65,6 +67,18 @@ struct RunTable {
   plan::SimulatedRun run;
 };
 
+// With a checkpoint every `interval` seconds of work; 0: the best interval.
+RunTable run_table(const plan::Reliability& reliability, double interval, double work,
+                   uint64_t seed) {
+  const double best = plan::best_interval(reliability), chosen = interval > 0 ? interval : best;
+  return {.reliability = reliability,
+          .best = best,
+          .young = plan::young_interval(reliability),
+          .daly = plan::daly_interval(reliability),
+          .chosen = chosen,
+          .run = plan::simulate_run(reliability, chosen, work, seed)};
+}
+
 OrderedJson json_of(const RunTable& table) {
   return {{"failure_interval", table.reliability.failure_interval()},
           {"best_interval", table.best},
@@ -82,19 +96,65 @@ OrderedJson json_of(const RunTable& table) {
             {"goodput", table.run.goodput}}}};
 }
 
+OrderedJson json_of(const plan::Simulation& steps, plan::Strategy strategy, int64_t ranks,
+                    const std::vector<RunTable>& tables) {
+  OrderedJson all = {{"strategy", plan::name_of(strategy)},
+                     {"ranks", ranks},
+                     {"steps", steps.steps},
+                     {"computation", steps.computation},
+                     {"communication", steps.communication},
+                     {"waiting", steps.waiting},
+                     {"slowest_rank", steps.slowest_rank}};
+  if (tables.size() == 1) {
+    all["run"] = json_of(tables[0]);
+  } else {
+    for (const RunTable& table : tables) all["runs"].push_back(json_of(table));
+  }
+  return all;
+}
+
 // A line for each failure rate.
 std::string table_of(const std::vector<RunTable>& tables) {
   std::vector<std::vector<std::string>> rows = {
       {"a rank fails every", "some rank", "save every", "goodput", "simulated", "failures"}};
   for (const RunTable& table : tables) {
     rows.push_back(
-        {plan::seconds_text(table.reliability.rank_failure_interval),
-         plan::seconds_text(table.reliability.failure_interval()), plan::seconds_text(table.chosen),
+        {seconds_text(table.reliability.rank_failure_interval),
+         seconds_text(table.reliability.failure_interval()), seconds_text(table.chosen),
          fmt::format("{:.2f} %", 100 * plan::goodput(table.reliability, table.chosen)),
          table.run.goodput > 0 ? fmt::format("{:.2f} %", 100 * table.run.goodput) : "not done",
          std::to_string(table.run.failures)});
   }
   return plan::table_text(rows, 0);
+}
+
+// Of one failure rate. `work` and a `step` are in seconds.
+void print_run(const RunTable& table, double work, double step) {
+  fmt::print("\n{:>16}  {:>10}\n", "save every", "goodput");
+  for (const double factor : {0.1, 0.3, 1.0, 3.0, 10.0}) {
+    fmt::print("{:>16}  {:>10}{}\n", seconds_text(factor * table.best),
+               fmt::format("{:.2f} %", 100 * plan::goodput(table.reliability, factor * table.best)),
+               factor == 1 ? fmt::format("   the best; Young: {}, Daly: {}",
+                                         seconds_text(table.young), seconds_text(table.daly))
+                           : "");
+  }
+  const auto& run = table.run;
+  const double between = std::max(1.0, std::round(table.chosen / step));
+  fmt::print("\nSome rank fails every {}. {} of work with a checkpoint every {} ({:.0f} step{}): ",
+             seconds_text(table.reliability.failure_interval()), seconds_text(work),
+             seconds_text(table.chosen), between, between == 1 ? "" : "s");
+  const std::string spent = fmt::format("{} lost, {} saving, {} restarting", seconds_text(run.lost),
+                                        seconds_text(run.saving), seconds_text(run.restarting));
+  if (run.done < work) {
+    fmt::print(
+        "not done after {}, at which the simulation ends: {} of {} in {} ({}). Save and "
+        "restart faster, or use fewer ranks\n",
+        counted(run.failures, "failure"), seconds_text(run.done), seconds_text(work),
+        seconds_text(run.seconds), spent);
+    return;
+  }
+  fmt::print("{}, {} in all, goodput {:.2f} % ({})\n", counted(run.failures, "failure"),
+             seconds_text(run.seconds), 100 * run.goodput, spent);
 }
 
 }  // namespace
@@ -142,15 +202,7 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
   command.add_flag("--json", json_, "Print one JSON object");
 }
 
-int SimulateCommand::carry_out() const {
-  using plan::percent_text;
-  using plan::seconds_text;
-  auto config = question_.config();
-  const auto machine = question_.machine(config);
-  config.mixed_precision.dtype = plan::dtype_on(machine, config);
-  const auto profile = question_.profile(config);
-  const auto training = question_.training(config);
-  const int64_t ranks = question_.ranks(config, machine);
+void SimulateCommand::check_times() const {
   const auto refuse = [](const char* flag, double number, const char* instead) {
     throw ConfigError(fmt::format("[simulate] {}: {} is not a time: give a finite number {}", flag,
                                   number, instead));
@@ -165,18 +217,22 @@ int SimulateCommand::carry_out() const {
   if (!std::isfinite(restart_) || restart_ < 0) {
     refuse("--restart-seconds", restart_, "of at least 0");
   }
+}
+
+int SimulateCommand::carry_out() const {
+  auto config = question_.config();
+  const auto machine = question_.machine(config);
+  config.mixed_precision.dtype = plan::dtype_on(machine, config);
+  const auto profile = question_.profile(config);
+  const auto training = question_.training(config);
+  const int64_t ranks = question_.ranks(config, machine);
+  check_times();
   // Before any step is played: its errors are about the command line.
   std::vector<RunTable> tables;
   for (const double hours : failure_hours_) {
     const plan::Reliability reliability{
         .ranks = ranks, .rank_failure_interval = hours * 3600, .save = save_, .restart = restart_};
-    const double best = plan::best_interval(reliability), chosen = interval_ > 0 ? interval_ : best;
-    tables.push_back({.reliability = reliability,
-                      .best = best,
-                      .young = plan::young_interval(reliability),
-                      .daly = plan::daly_interval(reliability),
-                      .chosen = chosen,
-                      .run = plan::simulate_run(reliability, chosen, work_hours_ * 3600, seed_)});
+    tables.push_back(run_table(reliability, interval_, work_hours_ * 3600, seed_));
   }
   plan::Strategy strategy = plan::Strategy::Ddp;
   if (!strategy_.empty()) {
@@ -202,64 +258,26 @@ int SimulateCommand::carry_out() const {
                               trace_, std::strerror(error)));
     }
   }
-  const double mean = std::accumulate(out.steps.begin(), out.steps.end(), 0.0) /
-                      static_cast<double>(out.steps.size());
   if (json_) {
-    OrderedJson all = {{"strategy", plan::name_of(strategy)},
-                       {"ranks", ranks},
-                       {"steps", out.steps},
-                       {"computation", out.computation},
-                       {"communication", out.communication},
-                       {"waiting", out.waiting},
-                       {"slowest_rank", out.slowest_rank},
-                       {"run", json_of(tables[0])}};
-    if (tables.size() > 1) {
-      all.erase("run");
-      for (const RunTable& table : tables) all["runs"].push_back(json_of(table));
-    }
-    fmt::print("{}\n", all.dump(2));
+    fmt::print("{}\n", json_of(out, strategy, ranks, tables).dump(2));
     return 0;
   }
+  const double mean = std::accumulate(out.steps.begin(), out.steps.end(), 0.0) /
+                      static_cast<double>(out.steps.size());
   fmt::print("{} on {} of {}, {}: {} a step over {}\n", profile.name, counted(ranks, "rank"),
              machine.device.name, plan::name_of(strategy), seconds_text(mean),
              counted(steps_, "step"));
   fmt::print(
       "  the median rank computes {}, and waits {} ({}); collectives take {}; rank {} is the "
       "slowest\n",
-      seconds_text(out.computation), seconds_text(out.waiting), percent_text(out.waiting / mean),
-      seconds_text(out.communication), out.slowest_rank);
+      seconds_text(out.computation), seconds_text(out.waiting),
+      plan::percent_text(out.waiting / mean), seconds_text(out.communication), out.slowest_rank);
   if (!trace_.empty()) fmt::print("  timeline: {} (open it in https://ui.perfetto.dev)\n", trace_);
   if (tables.size() > 1) {
     fmt::print("\n{}", table_of(tables));
-    return 0;
+  } else {
+    print_run(tables[0], work_hours_ * 3600, mean);
   }
-  const RunTable& table = tables[0];
-  fmt::print("\n{:>16}  {:>10}\n", "save every", "goodput");
-  for (const double factor : {0.1, 0.3, 1.0, 3.0, 10.0}) {
-    fmt::print("{:>16}  {:>10}{}\n", seconds_text(factor * table.best),
-               fmt::format("{:.2f} %", 100 * plan::goodput(table.reliability, factor * table.best)),
-               factor == 1 ? fmt::format("   the best; Young: {}, Daly: {}",
-                                         seconds_text(table.young), seconds_text(table.daly))
-                           : "");
-  }
-  const auto& run = table.run;
-  const std::string work = seconds_text(work_hours_ * 3600);
-  const double between = std::max(1.0, std::round(table.chosen / mean));
-  fmt::print("\nSome rank fails every {}. {} of work with a checkpoint every {} ({:.0f} step{}): ",
-             seconds_text(table.reliability.failure_interval()), work, seconds_text(table.chosen),
-             between, between == 1 ? "" : "s");
-  const std::string spent = fmt::format("{} lost, {} saving, {} restarting", seconds_text(run.lost),
-                                        seconds_text(run.saving), seconds_text(run.restarting));
-  if (run.done < work_hours_ * 3600) {
-    fmt::print(
-        "not done after {}, at which the simulation ends: {} of {} in {} ({}). Save and "
-        "restart faster, or use fewer ranks\n",
-        counted(run.failures, "failure"), seconds_text(run.done), work, seconds_text(run.seconds),
-        spent);
-    return 0;
-  }
-  fmt::print("{}, {} in all, goodput {:.2f} % ({})\n", counted(run.failures, "failure"),
-             seconds_text(run.seconds), 100 * run.goodput, spent);
   return 0;
 }
 

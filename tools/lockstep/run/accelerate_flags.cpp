@@ -29,6 +29,34 @@ bool is_set(const std::string& name) {
   return env_text(name.c_str()).has_value();
 }
 
+// Flags of `command` that were not given get the values of accelerate's.
+void give_flags(CLI::App& command, const std::map<std::string, std::string>& flags,
+                const AccelerateFlags::IsGiven& is_given) {
+  for (const auto& [torchruns, accelerates] : kSameFlags) {
+    if (!is_given(torchruns) || !is_given(accelerates)) continue;
+    const std::string one = command.get_option(torchruns)->results().back();
+    const auto meant = flags.find(torchruns);
+    const std::string other =
+        meant != flags.end() ? meant->second : command.get_option(accelerates)->results().back();
+    if (one == other) continue;
+    throw ConfigError(
+        fmt::format("[run] {} and {} say different things about the same, {} and {}: give one of "
+                    "them",
+                    torchruns, accelerates, one, other));
+  }
+  for (const auto& [name, value] : flags) {
+    CLI::Option* option = command.get_option(name);
+    if (option->count() > 0) {
+      // torchrun's own flag wins, and so does its variable, but over a flag of the command line.
+      const char* accelerates = accelerates_name(name);
+      if (is_given(name) || accelerates == nullptr || !is_given(accelerates)) continue;
+      option->clear();
+    }
+    option->add_result(value);
+    option->run_callback();
+  }
+}
+
 }  // namespace
 
 const char* accelerates_name(const std::string& torchruns) {
@@ -74,16 +102,7 @@ void AccelerateFlags::add_to(CLI::App& command) {
   flag("-q,--quiet", accepted_);  // it is
 }
 
-void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
-                            const IsGiven& is_given) const {
-  launch::Accelerate fsdp;  // what flags say of it
-  for (const auto& [key, value] : settings_of_fsdp_) {
-    if (!value.empty()) fsdp.set_fsdp(key, value);
-  }
-  const bool given = processes_ > 0 || machines_ > 0 || rank_ >= 0 || port_ >= 0 || !ip_.empty() ||
-                     !precision_.empty() || !gpus_.empty() || threads_ > 0 || cpu_ || gpu_ ||
-                     fsdp_ || debug_ || !fsdp.fsdp.empty();
-  if (file_.empty() && !given) return;
+launch::Accelerate AccelerateFlags::settings(const launch::Accelerate& fsdp) const {
   if (cpu_ && gpu_) throw ConfigError("[run] --cpu and --multi-gpu contradict each other");
   launch::Accelerate settings =
       file_.empty() ? launch::Accelerate{} : launch::read_accelerate(file_);
@@ -106,31 +125,21 @@ void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
         key));
   }
   for (const auto& [key, value] : fsdp.fsdp) settings.fsdp[key] = value;
+  return settings;
+}
 
-  const auto flags = settings.flags();
-  for (const auto& [torchruns, accelerates] : kSameFlags) {
-    if (!is_given(torchruns) || !is_given(accelerates)) continue;
-    const std::string one = command.get_option(torchruns)->results().back();
-    const auto meant = flags.find(torchruns);
-    const std::string other =
-        meant != flags.end() ? meant->second : command.get_option(accelerates)->results().back();
-    if (one == other) continue;
-    throw ConfigError(
-        fmt::format("[run] {} and {} say different things about the same, {} and {}: give one of "
-                    "them",
-                    torchruns, accelerates, one, other));
+void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
+                            const IsGiven& is_given) const {
+  launch::Accelerate fsdp;  // what flags say of it
+  for (const auto& [key, value] : settings_of_fsdp_) {
+    if (!value.empty()) fsdp.set_fsdp(key, value);
   }
-  for (const auto& [name, value] : flags) {
-    CLI::Option* option = command.get_option(name);
-    if (option->count() > 0) {
-      // torchrun's own flag wins, and so does its variable, but over a flag of the command line.
-      const char* accelerates = accelerates_name(name);
-      if (is_given(name) || accelerates == nullptr || !is_given(accelerates)) continue;
-      option->clear();
-    }
-    option->add_result(value);
-    option->run_callback();
-  }
+  const bool given = processes_ > 0 || machines_ > 0 || rank_ >= 0 || port_ >= 0 || !ip_.empty() ||
+                     !precision_.empty() || !gpus_.empty() || threads_ > 0 || cpu_ || gpu_ ||
+                     fsdp_ || debug_ || !fsdp.fsdp.empty();
+  if (file_.empty() && !given) return;
+  const launch::Accelerate settings = this->settings(fsdp);
+  give_flags(command, settings.flags(), is_given);
   auto variables = settings.environment();
   if (threads_ > 0) variables["OMP_NUM_THREADS"] = std::to_string(threads_);
   // accelerate's variable is no also where nothing was said.

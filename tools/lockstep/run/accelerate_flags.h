@@ -27,6 +27,9 @@ class AccelerateFlags {
   void apply(CLI::App& command, launch::Options& options, const IsGiven& is_given) const;
 
  private:
+  // Of the file and the flags, of which `fsdp` has those of its kind.
+  launch::Accelerate settings(const launch::Accelerate& fsdp) const;
+
   std::string file_, ip_, precision_, gpus_;
   int processes_ = 0, machines_ = 0, rank_ = -1, port_ = -1, threads_ = 0;
   bool cpu_ = false, gpu_ = false, fsdp_ = false, debug_ = false;

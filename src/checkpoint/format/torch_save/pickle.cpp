@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <bit>
-#include <limits>
 #include <unordered_map>
 
 #include "checkpoint/format/json.h"

@@ -4,8 +4,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <limits>
-#include <optional>
 #include <vector>
 
 #include "checkpoint/format/json.h"

@@ -31,7 +31,7 @@ struct JobSpec {
   std::optional<Time> grace = std::nullopt;  // --grace
   // Of the program's name and its arguments; 0 where hosts may have different ones.
   uint64_t command_hash = 0;
-  std::string command = {};  // the begin of it, for people
+  std::string command = {};  // the beginning of it, for people
   bool operator==(const JobSpec&) const = default;
 };
 

@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 
 // Connections that have not authenticated cost memory and a descriptor: beyond that many the oldest
 // is closed.
-constexpr size_t kMostStrangers = 256;
+constexpr size_t kMostUnproved = 256;
 // The most that is buffered for a peer that reads nothing.
 constexpr size_t kMostOutput = 16 << 20;
 constexpr auto kClosing = 2s;
@@ -65,16 +65,9 @@ void Network::watch(Connection& connection) {
   connection.events = wanted;
 }
 
-void Network::dial(ConnectionId link, const std::string& address) {
-  const Endpoint endpoint = Endpoint::parse("address", address, 0);
-  const auto found = resolve(endpoint.host, endpoint.port).addresses;
-  connect_to(link, address, choose(found));
-}
-
-void Network::redial(ConnectionId link, const std::string& address) {
-  if (!reached_) return dial(link, address);
-  const Address known = *reached_;
-  connect_to(link, address, &known);
+void Network::dial(ConnectionId link, const std::string& name, const std::vector<Address>& found) {
+  const auto known = reached_;
+  connect_to(link, name, found.empty() && known ? &*known : choose(found));
 }
 
 // The first that has not been tried, or the one that got through last. Null where there is none.
@@ -209,9 +202,9 @@ void Network::accept_all() {
     Fd socket(accept4(socket_.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
                       SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket && errno == ECONNABORTED) continue;
-    const bool full = !socket && (errno == EMFILE || errno == ENFILE);
-    if (!strangers_.empty() && (full || strangers_.size() >= kMostStrangers)) {
-      Connection& oldest = connections_.at(*strangers_.begin());
+    const bool full = !socket && has_no_room(errno);
+    if (!unproved_.empty() && (full || unproved_.size() >= kMostUnproved)) {
+      Connection& oldest = connections_.at(*unproved_.begin());
       say(oldest, " had to make room for other connections");
       close(oldest);
     } else if (full) {
@@ -224,7 +217,7 @@ void Network::accept_all() {
     Connection& connection =
         add(SecureChannel::Side::Called, Endpoint{from.host(), from.port()}.text());
     connection.socket = std::move(socket);
-    strangers_.insert(connection.number);
+    unproved_.insert(connection.number);
     watch(connection);
   }
 }
@@ -267,7 +260,7 @@ void Network::read(Connection& connection) {
         reached_ = connection.to;
         handler_.on_connect(*connection.link);
       } else {
-        strangers_.erase(connection.number);
+        unproved_.erase(connection.number);
         connection.link = handler_.on_accept();
         links_[*connection.link] = &connection;
       }
@@ -322,7 +315,7 @@ void Network::close(Connection& connection, bool refused) {
   if (connection.over) return;
   connection.over = true;
   connection.socket.reset();
-  strangers_.erase(connection.number);
+  unproved_.erase(connection.number);
   if (!connection.link) return;
   links_.erase(*connection.link);
   handler_.on_close(*connection.link, refused);
@@ -347,8 +340,8 @@ void Network::say_what_is_due() {
   last_said_ = now;
   said_cause_ = last_cause_;
   const int others = std::exchange(unsaid_, 0) - 1;
-  handler_.on_stranger(others > 0 ? fmt::format("{} (and {} before it)", last_text_, others)
-                                  : last_text_);
+  handler_.on_refused_connection(
+      others > 0 ? fmt::format("{} (and {} before it)", last_text_, others) : last_text_);
 }
 
 void Network::finish(Clock::duration limit) {

@@ -34,7 +34,7 @@ class Network {
     // connection got through, if any did.
     virtual void on_close(ConnectionId link, bool refused) = 0;
     // A line for the log: which connection was refused, and why.
-    virtual void on_stranger(const std::string& text) = 0;
+    virtual void on_refused_connection(const std::string& text) = 0;
     // The peer that this launcher has connected to is not of the job, or rejects this launcher.
     // on_close() follows.
     virtual void on_disagreement(const std::string& text) = 0;
@@ -44,10 +44,9 @@ class Network {
   // for a connection to be opened and the handshake to be over.
   Network(Fd socket, const Keys& keys, Clock::duration patience, Handler& handler);
 
-  // Where a name has several addresses, another one each time, until a connection gets through.
-  void dial(ConnectionId link, const std::string& address);
-  // The same to where the last one got through: asks no name server, which may take its time.
-  void redial(ConnectionId link, const std::string& address);
+  // To one of the addresses `found` of a host that is known as `name`: of several another one each
+  // time, until a connection gets through. Without any, to where the last one got through.
+  void dial(ConnectionId link, const std::string& name, const std::vector<Address>& found);
   void send(ConnectionId link, const MessagePtr& message);
   // "10.0.0.1: Connection refused, fd00::1: no answer": what came of the addresses that were
   // dialled since a connection got through.
@@ -108,7 +107,7 @@ class Network {
   uint64_t last_number_ = 0;
   std::map<uint64_t, Connection> connections_;
   std::unordered_map<ConnectionId, Connection*> links_;
-  std::set<uint64_t> strangers_;  // have connected and not proved anything yet
+  std::set<uint64_t> unproved_;  // have connected and not proved anything yet
   Clock::time_point last_said_{};
   MessagePtr encoded_;  // into bytes_: a message to all is encoded once
   std::string bytes_;

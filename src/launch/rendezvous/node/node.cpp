@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <csignal>
 
 namespace lockstep::launch {
@@ -117,6 +116,10 @@ ConnectionId Node::accept(Time now) {
   const ConnectionId link = ++last_link_;
   callers_[link] = {0, now};
   return link;
+}
+
+void Node::resolved(ConnectionId link, Time now) {
+  if (link == link_ && phase_ == Phase::Dialling) dialled_ = now;
 }
 
 void Node::connected(ConnectionId link, Time now) {
@@ -247,14 +250,17 @@ void Node::orphaned(const std::string& why, Time now) {
   id_ = 0;
   const std::string what =
       "lost the connection to the coordinator at " + options_.coordinator + ": " + why;
-  const bool had_part = ranks_ || done_;
   const bool is_reported = ranks_ && !halted_;  // once they have ended
   // Also when a signal is stopping them: the lease leaves less time than that would.
   if (ranks_) actions_.emplace_back(Halt{what, 0});
   halted_ = halted_ || ranks_;
   if (interrupted_) return end(interrupted_->status, interrupted_->what, now);
-  if (had_part && options_.self.job_spec.max_restarts == 0) {
-    if (!ranks_) return end(1, what, now);
+  // Where hosts may join, ranks are also stopped for that, which uses up no restart.
+  const JobSpec& job_spec = options_.self.job_spec;
+  const bool may_start_again =
+      !ranks_ && !done_ && !failure_ && job_spec.min_nodes < job_spec.max_nodes;
+  if (seated_ && job_spec.max_restarts == 0 && !may_start_again) {
+    if (!ranks_) return end(failure_ ? failure_->status : 1, what, now);
     ends_with_ranks_ = what;
   }
   if (!is_reported) actions_.emplace_back(Say{what});

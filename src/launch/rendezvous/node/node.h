@@ -4,7 +4,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -78,6 +77,8 @@ class Node {
   // Why the coordinator could not be joined so far; printed once, and again when time has run out.
   void obstructed(const std::string& why);
 
+  // The coordinator's name has been looked up, which may have taken longer than an answer may.
+  void resolved(ConnectionId link, Time now);
   // Which addresses of the coordinator's were dialled, and what came of each; for what is printed.
   void missed(std::string addresses) { missed_ = std::move(addresses); }
 

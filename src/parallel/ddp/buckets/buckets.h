@@ -45,8 +45,8 @@ class Buckets {
   void adopt(const at::Tensor& parameter, size_t index) const;
   // Before gradients are written: what else lies in the buckets gets memory of its own. That is
   // what lies elsewhere than in its parameter's view, gradients of the `others` (tensors that no
-  // bucket has), and those that parameters had and somebody keeps, who in one process would keep
-  // their values.
+  // bucket has), and gradients that a program still refers to after they were
+  // cleared (kept = p.grad(); zero_grad()): in one process these would keep their values.
   void make_room(const std::vector<Named>& parameters, const std::vector<at::Tensor>& others);
   // The last of these for one parameter, whose gradient is undefined.
   void make_room(size_t index);
@@ -58,7 +58,7 @@ class Buckets {
   std::vector<size_t> bucket_of_;
   std::vector<at::Tensor> flats_;
   std::vector<Bucket> buckets_;
-  std::vector<at::Tensor> views_;  // which nobody else has but their parameters, as gradients
+  std::vector<at::Tensor> views_;  // only their parameters refer to them, as gradients
   at::Tensor flags_;
 };
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/network/tcp_options.h"
 #include "core/process/thread.h"
 #include "lockstep/core/error.h"
 
@@ -104,9 +105,7 @@ void MetricsServer::accept_all() {
   for (size_t i = 0; i < kClients; ++i) {
     Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        accepts_from_ = Clock::now() + kPause;
-      }
+      if (has_no_room(errno)) accepts_from_ = Clock::now() + kPause;
       if (errno != ECONNABORTED && errno != EINTR) return;
       continue;
     }

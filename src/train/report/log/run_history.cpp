@@ -90,6 +90,11 @@ void RunHistory::add_ranks(const StepReport& report) {
     data_share.add(report.step, data / step);
     checkpoint_share.add(report.step, checkpoint / step);
   }
+  add_column(std::move(column));
+}
+
+void RunHistory::add_column(RankColumn column) {
+  const size_t count = column.working_seconds.size();
   // A restart on another number of ranks begins a new column.
   const bool fits = !columns.empty() && columns.back().working_seconds.size() == count;
   if (fits && columns.back().reports < reports_per_column_) {

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <iostream>
 
-#include "lockstep/core/error.h"
-
 namespace lockstep::train {
 namespace {
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "lockstep/core/environment.h"
-#include "lockstep/core/error.h"
 #include "train/report/ranks.h"
 #include "train/report/terminal/terminal.h"
 #include "train/report/text.h"
@@ -25,6 +24,36 @@ constexpr double kSlow = 1.1;
 bool is_pipe(int descriptor) {
   struct stat status {};
   return fstat(descriptor, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
+struct LinePart {
+  std::string text;
+  int weight;  // the more, the less likely it is left out
+  Color color;
+  bool fits = false;
+};
+
+// The parts that the terminal has room for, in their order.
+std::string line_of(std::vector<LinePart> parts, const TextStyle& style) {
+  // The weightiest first, and of equal ones the first.
+  std::vector<LinePart*> order;
+  for (LinePart& part : parts) order.push_back(&part);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const LinePart* a, const LinePart* b) { return a->weight > b->weight; });
+  size_t length = 0;
+  for (LinePart* const part : order) {
+    const size_t more = part->text.size() + (length > 0 ? 2 : 0);
+    if (style.width > 0 && length + more >= static_cast<size_t>(style.width)) continue;
+    part->fits = true;
+    length += more;
+  }
+  std::string line;
+  for (const LinePart& part : parts) {
+    if (!part.fits) continue;
+    if (!line.empty()) line += "  ";
+    line += part.color == Color::None ? part.text : colored(part.text, part.color, style);
+  }
+  return line;
 }
 
 }  // namespace
@@ -62,13 +91,7 @@ std::string printable(std::string_view text) {
 
 std::string progress_line(const StepReport& report, const RunExtent& extent,
                           const TextStyle& style) {
-  struct Part {
-    std::string text;
-    int weight;  // the more, the less likely it is left out
-    Color color;
-    bool fits = false;
-  };
-  std::vector<Part> parts;
+  std::vector<LinePart> parts;
   const auto add = [&parts](std::string text, int weight, Color color = Color::None) {
     parts.push_back({std::move(text), weight, color});
   };
@@ -114,26 +137,7 @@ std::string progress_line(const StepReport& report, const RunExtent& extent,
     }
   }
   for (const auto& [name, value] : report.values) add(printable(name) + " " + figure(value), 0);
-
-  // The weightiest first, and of equal ones the first.
-  std::vector<Part*> order;
-  for (Part& part : parts) order.push_back(&part);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const Part* a, const Part* b) { return a->weight > b->weight; });
-  size_t length = 0;
-  for (Part* const part : order) {
-    const size_t more = part->text.size() + (length > 0 ? 2 : 0);
-    if (style.width > 0 && length + more >= static_cast<size_t>(style.width)) continue;
-    part->fits = true;
-    length += more;
-  }
-  std::string line;
-  for (const Part& part : parts) {
-    if (!part.fits) continue;
-    if (!line.empty()) line += "  ";
-    line += part.color == Color::None ? part.text : colored(part.text, part.color, style);
-  }
-  return line;
+  return line_of(std::move(parts), style);
 }
 
 std::string warning_text(const Event& event, const TextStyle& style) {

@@ -1,6 +1,6 @@
-#include "launch/process/aside.h"
+#include "launch/job/background.h"
 
-#include <fmt/format.h>
+#include <netdb.h>
 
 #include <algorithm>
 #include <atomic>
@@ -8,7 +8,6 @@
 #include <exception>
 #include <memory>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,7 +43,8 @@ void start(const std::shared_ptr<Work>& work) {
 
 }  // namespace
 
-bool do_aside(Session& session, Outside* outside, Outcome& outcome, std::function<void()> task) {
+bool run_in_background(Session& session, Outside* outside, Outcome& outcome,
+                       std::function<void()> task) {
   const auto work = std::make_shared<Work>();
   work->task = std::move(task);
   start(work);
@@ -76,6 +76,16 @@ bool do_aside(Session& session, Outside* outside, Outcome& outcome, std::functio
   }
   if (work->error) std::rethrow_exception(work->error);
   return true;
+}
+
+std::vector<Address> resolve_in_background(Session& session, Outcome& outcome,
+                                           const Endpoint& endpoint) {
+  auto known = resolve(endpoint.host, endpoint.port, AI_NUMERICHOST).addresses;
+  if (!known.empty()) return known;
+  const auto found = std::make_shared<std::vector<Address>>();
+  const auto ask = [found, endpoint] { *found = resolve(endpoint.host, endpoint.port).addresses; };
+  if (!run_in_background(session, nullptr, outcome, ask)) return {};
+  return *found;
 }
 
 }  // namespace lockstep::launch

@@ -1,8 +1,6 @@
-// Numbers as people read them.
 #pragma once
 
 #include "lockstep/train/callback.h"
-#include "train/report/text.h"
 
 namespace lockstep::train {
 

@@ -1,5 +1,5 @@
 // Limits of control groups, in directories as the kernel shows them.
-#include "comm/host/cgroup.h"
+#include "core/process/cgroup.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #include "support/folder.h"
 
-namespace lockstep::comm {
+namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
@@ -56,6 +56,7 @@ TEST_F(Cgroup, TheTightestOfNestedGroupsCounts) {
          {"sys/fs/cgroup/cpu.max", "400000 100000"}});
   EXPECT_EQ(group_memory_left(root_), 400);
   EXPECT_EQ(group_cores(root_), 1.5);
+  EXPECT_EQ(whole_group_cores(root_), 2);
 }
 
 TEST_F(Cgroup, VersionOne) {
@@ -82,4 +83,4 @@ TEST_F(Cgroup, APathThatOnlyTheHostSees) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "train/run/slice.h"
+#include "train/slice.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -1,12 +1,13 @@
-#include "comm/host/cgroup.h"
+#include "core/process/cgroup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep {
 namespace {
 
 using std::filesystem::path;
@@ -115,4 +116,10 @@ std::optional<double> group_cores(const path& root) {
   return least;
 }
 
-}  // namespace lockstep::comm
+std::optional<int> whole_group_cores(const path& root) {
+  const auto cores = group_cores(root);
+  if (!cores) return std::nullopt;
+  return static_cast<int>(std::ceil(std::min(*cores, 1e6)));
+}
+
+}  // namespace lockstep

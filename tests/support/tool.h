@@ -32,7 +32,7 @@ inline Outcome shell(const std::string& command) {
 
 // `lockstep ARGS`, in a shell's words.
 inline Outcome lockstep_tool(const std::string& args) {
-  return shell(fmt::format("{}/bin/lockstep {} 2>&1", LOCKSTEP_BINARY_DIR, args));
+  return shell(fmt::format("{}/bin/lockstep {}", LOCKSTEP_BINARY_DIR, args));
 }
 
 }  // namespace lockstep::test
