@@ -96,7 +96,10 @@ std::string search_path(const std::string& name) {
     const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
     const int error = obstacle(candidate);
     if (error == 0) return candidate;
-    if (error == EACCES && refused.empty()) refused = candidate;
+    // A folder that this user may not search has none, as for a shell.
+    struct stat status;
+    const bool is_there = stat(candidate.c_str(), &status) == 0;
+    if (error == EACCES && is_there && refused.empty()) refused = candidate;
     begin = end + 1;
   }
   if (!refused.empty()) refuse_program(refused, EACCES);

@@ -2,10 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "launch/job.h"
+#include "launch/job/program.h"
+#include "launch/job/run.h"
 #include "support/folder.h"
 
 namespace lockstep::launch::testing {
@@ -82,6 +86,26 @@ TEST_F(StartTest, AProgramIsFoundInPath) {
                             {.environment = {{"PATH", "/no/such:" + folder_.path() + ":/usr/bin"}}})
                             .wait();
   EXPECT_EQ(result.out, "found as " + path + "\n");
+}
+
+// As /root/bin, which `su` leaves in PATH.
+TEST_F(StartTest, AFolderOfPathThatMayNotBeSearchedHoldsNoProgram) {
+  file("#!/bin/sh\n", 0755);
+  chmod(folder_.path().c_str(), 0);
+  const std::string before = std::getenv("PATH");
+  setenv("PATH", folder_.path().c_str(), 1);
+  const uid_t user = geteuid();
+  ASSERT_EQ(seteuid(user == 0 ? 65534 : user), 0);
+  std::string refused;
+  try {
+    find_program("program");
+  } catch (const StartError& error) {
+    refused = error.what();
+  }
+  ASSERT_EQ(seteuid(user), 0);
+  setenv("PATH", before.c_str(), 1);
+  chmod(folder_.path().c_str(), 0700);
+  EXPECT_THAT(refused, HasSubstr("no such program in PATH"));
 }
 
 }  // namespace
