@@ -2,7 +2,6 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/headeronly/version.h>
 
 #include <chrono>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -25,7 +24,6 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
 
 PYBIND11_MODULE(_C, module) {
   const pybind11::call_guard<pybind11::gil_scoped_release> released;
-  module.attr("torch_version") = TORCH_VERSION;
   module.def("create", &create, released);
   module.def("shut_all_down", &lockstep::c10d_backend::shut_all_down, released);
 }

@@ -6,6 +6,7 @@ python3 python_test.py SOURCE_DIR BUILD_DIR
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,20 @@ class Python(unittest.TestCase):
         said = done.stdout + done.stderr
         self.assertEqual(done.returncode, 128 + 9, said)
         self.assertRegex(said, r"\[rank 2\] .*rank 3 was killed by SIGKILL")
+
+    def test_another_torch_is_named_where_the_binding_cannot_be_loaded(self):
+        package = self.folder / "lockstep"
+        shutil.copytree(BUILD / "python/lockstep", package, ignore=shutil.ignore_patterns("_C*"))
+        (package / "_C.py").write_text("raise ImportError('undefined symbol')")
+        program = "import torch; torch.__version__ = '2.14.1'; import lockstep"
+        done = subprocess.run(
+            [PYTHON, "-c", program],
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env=environment(PYTHONPATH=str(self.folder)),
+        )
+        self.assertRegex(done.stderr, r"built for torch [\d.]+, and this is torch 2[.]14[.]1: install")
 
     def test_the_wheel(self):
         def run(*words, **more):

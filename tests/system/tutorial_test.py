@@ -5,6 +5,7 @@ python3 tutorial_test.py SOURCE_DIR BUILD_DIR
 import difflib
 import pathlib
 import re
+import subprocess
 import sys
 
 from support.program import run, run_cases
@@ -58,6 +59,12 @@ def test_it_goes_on_with_another_number_of_ranks(folder):
     resumed.expect(out="resumes after step 320$")
 
 
+def test_leak_sanitizer_finds_nothing(folder):
+    """A user's program that is compiled with -fsanitize=address ends as it does without."""
+    found = subprocess.run(["c++", "-print-file-name=liblsan.so"], capture_output=True, text=True, check=True).stdout
+    in_folder(folder, f"LD_PRELOAD={found.strip()}", program("what_next")).expect(out="^epoch 4: ")
+
+
 if __name__ == "__main__":
     run_cases([test_the_page_shows_the_programs, test_the_page_shows_each_changed_line, test_on_one_process_and_on_many,
-               test_it_goes_on_with_another_number_of_ranks])
+               test_it_goes_on_with_another_number_of_ranks, test_leak_sanitizer_finds_nothing])

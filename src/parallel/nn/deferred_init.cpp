@@ -248,9 +248,10 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) 
   op.callBoxed(stack);
 }
 
-// The dispatcher keeps one for all of the process.
+// The dispatcher keeps one for all of the process. volatile, since a pointer that is never read
+// would be left out, and LeakSanitizer report what it pointed to.
 c10::DispatchKey registered() {
-  static const torch::Library* library = [] {
+  static const torch::Library* volatile library = [] {
     auto* made = new torch::Library(torch::Library::IMPL, "_", kDeferred, __FILE__, __LINE__);
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
     return made;
