@@ -13,12 +13,9 @@
 namespace lockstep::parallel {
 namespace {
 
-using checkpoint::Box;
 using checkpoint::Names;
-using checkpoint::Part;
 using checkpoint::Piece;
 using checkpoint::Saved;
-using checkpoint::Sizes;
 using checkpoint::State;
 
 }  // namespace
