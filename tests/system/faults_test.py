@@ -14,7 +14,7 @@ import sys
 import time
 
 from support.hosts import Hosts
-from support.program import LAUNCHED, LIMIT_S, run, run_cases
+from support.program import LAUNCHED, LIMIT_S, free_port, run, run_cases
 from support.training import Training, processes_of
 
 SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
@@ -156,9 +156,7 @@ def test_a_rank_that_waits_shows_its_stack(_):
 def by_hand(*ranks, **variables):
     """Processes that somebody has started as ranks of one job, each with (RANK, WORLD_SIZE); their exit statuses
     and stderr."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     env = {k: v for k, v in os.environ.items() if not LAUNCHED.match(k)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "LOCKSTEP_TIMEOUT": "3", "OMP_NUM_THREADS": "1"} | variables
@@ -189,9 +187,7 @@ def test_F11_nobody_is_there(_):
 
 def test_F12_strangers_at_the_stores_port(_):
     def check(backend, ranks):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         with (Training(BUILD, ranks, backend, steps=1000, flags=("--master-port", port)) as job,
               contextlib.ExitStack() as strangers):
             job.await_line("training")
