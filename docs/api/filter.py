@@ -32,7 +32,7 @@ def block(indent, lines):
     return out + ([f"{indent}/// @endcode"] if code else [])
 
 
-def paragraph(lines, at, indent):
+def paragraph(lines, at):
     """The declarations from `at` to the next empty line, comment or change of access, when there are several."""
     found = []
     while at < len(lines) and not EMPTY.match(lines[at]) and not ENDS_PARAGRAPH.match(lines[at]):
@@ -71,7 +71,7 @@ def filtered(lines):
             at += 1
         # What is followed by an empty line belongs to no declaration.
         alone = at < len(lines) and EMPTY.match(lines[at]) and not first
-        shared = [] if first or alone else paragraph(lines, at, indent)
+        shared = [] if first or alone else paragraph(lines, at)
         if alone:
             words = [f"{indent}// {text}" for text in texts]
         else:

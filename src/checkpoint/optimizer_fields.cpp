@@ -165,6 +165,21 @@ std::string name_in(const Saved& saved, const std::vector<std::string>& names,
   return names.empty() ? unnamed : names.front();
 }
 
+void NextStates::give_to(torch::optim::Optimizer& optimizer) {
+  for (const auto& [place, count] : counts) *place = count.item<int64_t>();
+  auto before = std::move(optimizer.state());
+  optimizer.state().clear();
+  for (auto& [parameter, state] : states) {
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+  for (auto* parameter : stay) {
+    if (const auto found = before.find(parameter); found != before.end()) {
+      optimizer.state()[parameter] = std::move(found->second);
+    }
+  }
+  *this = {};
+}
+
 Values option_values(const Optimizer& optimizer) {
   Values values;
   size_t number = 0;

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -48,6 +49,16 @@ bool needs_first_state(const torch::optim::Optimizer& optimizer);
 // has, the first one with a field there; otherwise its first, or `unnamed` where it has none.
 std::string name_in(const Saved& saved, const std::vector<std::string>& names,
                     const std::vector<StateField>& fields, const std::string& unnamed);
+
+// What a checkpoint is read into, between a Stateful's destination() and restored().
+struct NextStates {
+  std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> states;
+  std::vector<std::pair<int64_t*, at::Tensor>> counts;
+  std::vector<at::TensorImpl*> stay;  // parameters that keep the state they have
+
+  // In the place of all the states that it has; then there are none left here.
+  void give_to(torch::optim::Optimizer& optimizer);
+};
 
 // Options of all groups: "group/0/lr".
 Values option_values(const torch::optim::Optimizer& optimizer);

@@ -120,9 +120,7 @@ class OptimizerState : public Stateful {
     const at::NoGradGuard no_grad;
     refuse_unknown(optimizer_);
     State state{.values = option_values(optimizer_)};
-    next_.clear();
-    counts_.clear();
-    stay_.clear();
+    next_ = {};
     each(names, [&](const std::string& own_name, const at::Tensor& parameter) {
       auto next = new_state(optimizer_);
       const auto fields = fields_of(*next);
@@ -133,7 +131,7 @@ class OptimizerState : public Stateful {
       const PartOf* whole = part_of(parameter);
       if (whole != nullptr) state.others.push_back("*/" + pattern_of(name));  // other ranks' parts
       if (!any) {  // it had no gradient yet, or was not there
-        if (needs_first_state(optimizer_)) stay_.push_back(parameter.unsafeGetTensorImpl());
+        if (needs_first_state(optimizer_)) next_.stay.push_back(parameter.unsafeGetTensorImpl());
         return;
       }
       for (const auto& [field, value] : fields) {
@@ -148,31 +146,18 @@ class OptimizerState : public Stateful {
           }
         } else {
           const auto count = at::zeros({}, at::kLong);
-          counts_.emplace_back(std::get<int64_t*>(value), count);
+          next_.counts.emplace_back(std::get<int64_t*>(value), count);
           state.pieces.push_back(whole_piece(path, count));
         }
       }
-      next_.emplace_back(parameter, std::move(next));
+      next_.states.emplace_back(parameter, std::move(next));
     });
     return state;
   }
 
   void restored(const State& state) override {
     set_options(optimizer_, state.values);
-    for (const auto& [place, count] : counts_) *place = count.item<int64_t>();
-    auto before = std::move(optimizer_.state());
-    optimizer_.state().clear();
-    for (auto& [parameter, next] : next_) {
-      optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(next);
-    }
-    for (auto* parameter : stay_) {
-      if (const auto found = before.find(parameter); found != before.end()) {
-        optimizer_.state()[parameter] = std::move(found->second);
-      }
-    }
-    next_.clear();
-    stay_.clear();
-    counts_.clear();
+    next_.give_to(optimizer_);
   }
 
  private:
@@ -191,10 +176,7 @@ class OptimizerState : public Stateful {
   }
 
   torch::optim::Optimizer& optimizer_;
-  // Between destination() and restored().
-  std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> next_;
-  std::vector<std::pair<int64_t*, at::Tensor>> counts_;
-  std::vector<at::TensorImpl*> stay_;  // parameters that keep the state they have
+  NextStates next_;  // between destination() and restored()
 };
 
 class TensorState : public Stateful {

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdlib>
 
+#include "core/number.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep {
@@ -18,10 +18,8 @@ std::optional<std::string> env_text(const char* name) {
 std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
   const auto text = env_text(name);
   if (!text) return std::nullopt;
-  int64_t value = 0;
-  const char* end = text->data() + text->size();
-  const auto [stop, status] = std::from_chars(text->data(), end, value);
-  if (status != std::errc() || stop != end || value < low || value > high) {
+  const auto value = whole_number_from<int64_t>(*text);
+  if (!value || *value < low || *value > high) {
     throw ConfigError(fmt::format("[environment] {}='{}' is not a whole number from {} to {}", name,
                                   *text, low, high));
   }

@@ -15,6 +15,15 @@ inline std::string lower_case(std::string_view text) {
   return lower;
 }
 
+// Likewise.
+inline std::string upper_case(std::string_view text) {
+  std::string upper(text);
+  for (char& c : upper) {
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  }
+  return upper;
+}
+
 // What switches something off, as YAML, accelerate and transformers write it: nothing at all, too.
 inline bool says_no(std::string_view text) {
   const std::string word = lower_case(text);

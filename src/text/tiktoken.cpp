@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include "core/number.h"
 #include "lockstep/core/error.h"
 #include "lockstep/text/tokenizer.h"
 #include "text/files.h"
@@ -88,15 +88,12 @@ std::vector<std::pair<std::string, int32_t>> read_ranks(const std::string& path)
     if (line.empty()) continue;
     const size_t space = std::min(line.find(' '), line.size());
     auto bytes = from_base64(line.substr(0, space));
-    int32_t rank = -1;
-    const char* last = line.data() + line.size();
-    const auto [ptr, error] =
-        std::from_chars(line.data() + std::min(space + 1, line.size()), last, rank);
-    if (!bytes || bytes->empty() || error != std::errc() || ptr != last || rank < 0) {
+    const auto rank = whole_number_from<int32_t>(line.substr(std::min(space + 1, line.size())));
+    if (!bytes || bytes->empty() || !rank || *rank < 0) {
       throw DataError(
           fmt::format("[text] {}: line {} is not a token in base64 and its rank", path, number));
     }
-    out.emplace_back(std::move(*bytes), rank);
+    out.emplace_back(std::move(*bytes), *rank);
   }
   return out;
 }

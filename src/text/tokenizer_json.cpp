@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <climits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_map>

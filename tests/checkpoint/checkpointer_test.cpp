@@ -15,7 +15,6 @@
 namespace lockstep::test {
 namespace {
 
-using checkpoint::CheckpointerOptions;
 using checkpoint::Damaged;
 using checkpoint::verify;
 using testing::AllOf;

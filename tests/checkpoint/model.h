@@ -3,7 +3,6 @@
 
 #include <torch/torch.h>
 
-#include <string>
 #include <vector>
 
 #include "lockstep/comm/world.h"

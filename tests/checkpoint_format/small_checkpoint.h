@@ -1,7 +1,6 @@
 // A checkpoint of two ranks, written by one process.
 #pragma once
 
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
-#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>

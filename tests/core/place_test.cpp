@@ -14,7 +14,6 @@
 namespace lockstep {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using Names = std::vector<std::string>;

@@ -6,7 +6,6 @@
 #include <jpeglib.h>
 #include <png.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>

@@ -20,7 +20,6 @@ namespace {
 namespace datasets = torch::data::datasets;
 namespace transforms = torch::data::transforms;
 using test::message_of;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using torch::data::Example;
 using torch::data::TensorExample;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -53,6 +54,21 @@ void for_all(const Body& body) {
   for (auto dtype : kDtypes) {
     for (int64_t size : kSizes)
       body(dtype, size, fmt::format("{} x {}", c10::toString(dtype), size));
+  }
+}
+
+inline void expect_not_a_number_wins(World& world) {
+  for (auto op : {ReduceOp::Min, ReduceOp::Max}) {
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+      at::Tensor data = at::full({40}, 1, dtype);
+      if (world.rank() == world.size() - 1) data[3] = NAN;
+      at::Tensor there = data.to(world.device());
+      world.group().all_reduce(there, op).wait();
+      const at::Tensor back = there.cpu();
+      EXPECT_TRUE(back[3].isnan().item<bool>());
+      EXPECT_EQ(back.isnan().sum().item<int64_t>(), 1);
+      EXPECT_EQ(back[2].item<float>(), 1);
+    }
   }
 }
 

@@ -15,8 +15,6 @@
 namespace lockstep::test {
 namespace {
 
-using parallel::DdpOptions;
-
 TEST(FeaturesOnDevice, SeveralBackwardsAStep) {
   expect_same_training(
       small_buckets, [](Mlp& net, Ddp& ddp, torch::optim::Optimizer& sgd, const at::Tensor& batch) {

@@ -7,7 +7,6 @@
 
 #include <cstdlib>
 #include <functional>
-#include <string>
 
 #include "device/fake/device.h"
 #include "support/spawn.h"

@@ -267,9 +267,7 @@ TEST(Net, StrangersGetNothingAndLeaveNoDescriptor) {
   Ranks ranks(2);
   std::vector<Fd> strangers;
   const auto stranger = [&](std::string_view bytes) {
-    Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const sockaddr_in address = test::loopback(ranks.port(0));
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    Fd fd = test::connection_to(ranks.port(0));
     if (!bytes.empty()) {
       EXPECT_GT(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
     }

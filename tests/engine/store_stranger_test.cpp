@@ -40,12 +40,6 @@ class StoreStranger : public testing::Test {
   StoreClient client(std::optional<Digest> key = std::nullopt) const {
     return StoreClient("127.0.0.1", port_, in(60s), {}, std::move(key));
   }
-  Fd raw() const {
-    Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const sockaddr_in address = test::loopback(port_);
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    return fd;
-  }
   // Whether the server closes it rather than answer.
   static bool is_sent_away(const Fd& fd) {
     char byte;
@@ -63,7 +57,7 @@ TEST_F(StoreStranger, IdleConnectionsLeaveRoomForRanks) {
   tls.write("x");
   const std::string hello = tls.take_output();
   for (int i = 0; i < 300; ++i) {
-    idle.push_back(raw());
+    idle.push_back(test::connection_to(port_));
     // Each second one falls silent in the middle of a handshake.
     if (i % 2 == 0) {
       EXPECT_GT(send(idle.back().get(), hello.data(), hello.size() / 2, 0), 0);
@@ -90,7 +84,7 @@ TEST_F(StoreStranger, IdleConnectionsDoNotTakeTheLastDescriptor) {
   }
   socket.fd.reset();
   std::vector<Fd> idle;
-  for (int i = 0; i < 100; ++i) idle.push_back(raw());
+  for (int i = 0; i < 100; ++i) idle.push_back(test::connection_to(port_));
   for (int i = 0; i < 20; ++i) EXPECT_EQ(client().add("count", 1, in(10s)), i + 1);
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
@@ -107,7 +101,7 @@ TEST_F(StoreStranger, OnlyWhoHasTheSecretIsServed) {
       message_of<StoreFailure>([&] { StoreClient("127.0.0.1", port_, in(1s), {}, key_of(2)); }),
       HasSubstr("secret"));
   // Neither read nor written: the requests come before anything was proved.
-  const Fd fd = raw();
+  const Fd fd = test::connection_to(port_);
   const std::string bytes = StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
                             StoreMessage(StoreQuery::Set).text("k").text("poison").bytes();
   ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
@@ -182,7 +176,7 @@ TEST_F(StoreStranger, ValuesAreTakenUpToALimitAndRanksStillMeet) {
 
 TEST_F(StoreStranger, ATextWithoutEndIsNotKept) {
   serve();
-  const Fd fd = raw();
+  const Fd fd = test::connection_to(port_);
   const std::string head = StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
                            StoreMessage(StoreQuery::MultiSet).number(uint64_t{1} << 20).bytes();
   const std::string text = StoreMessage().text(std::string(1 << 20, 'x')).bytes();
@@ -202,7 +196,7 @@ TEST_F(StoreStranger, WhoBreaksOffIsDroppedAndNoOther) {
   std::string bytes = StoreMessage(StoreQuery::Validate).number(kMagic).bytes();
   for (uint32_t i = 0; i < 3000; ++i) bytes += StoreMessage(StoreQuery::Ping).number(i).bytes();
   for (int i = 0; i < 20; ++i) {
-    const Fd fd = raw();
+    const Fd fd = test::connection_to(port_);
     ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
     const linger at_once{1, 0};

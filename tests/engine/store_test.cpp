@@ -35,12 +35,6 @@ class StoreEngine : public testing::Test {
   StoreClient client(StoreClient::Heed heed = {}) const {
     return StoreClient("127.0.0.1", port_, in(10s), std::move(heed));
   }
-  Fd raw() const {
-    Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const sockaddr_in address = test::loopback(port_);
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    return fd;
-  }
 
   int port_ = 0;
   std::optional<StoreServer> server_;
@@ -193,7 +187,7 @@ TEST_F(StoreEngine, AKeyThatIsRemovedAfterAWaitIsWaitedForAgain) {
   EXPECT_THAT(values.get(), ElementsAre("1", "2"));
   // A queue has no value.
   EXPECT_THAT(message_of<StoreFailure>([&] {
-                const Fd fd = raw();
+                const Fd fd = test::connection_to(port_);
                 const std::string push =
                     StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
                     StoreMessage(StoreQuery::Push).text("queue").text("1").bytes();
@@ -308,7 +302,7 @@ TEST_F(StoreEngine, StrangersAreSentAwayAndNobodyElseNotices) {
             StoreMessage(StoreQuery::Get).number(~uint64_t{0}).bytes(),  // a text without end
         StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
             StoreMessage(StoreQuery::Get).text("absent").bytes()}) {
-    const Fd fd = raw();
+    const Fd fd = test::connection_to(port_);
     ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
     char byte;
@@ -334,7 +328,7 @@ TEST_F(StoreEngine, RequestsInPiecesAndTogether) {
                                .text("value")
                                .bytes();
   for (const size_t piece : {size_t{1}, size_t{7}, whole.size()}) {
-    const Fd fd = raw();
+    const Fd fd = test::connection_to(port_);
     for (size_t at = 0; at < whole.size(); at += piece) {
       const std::string part = whole.substr(at, piece);
       ASSERT_EQ(send(fd.get(), part.data(), part.size(), MSG_NOSIGNAL),
@@ -373,7 +367,7 @@ TEST_F(StoreEngine, WhatIsAddedToAFullOneIsRefusedAndTheConnectionStays) {
 }
 
 TEST_F(StoreEngine, WhatIsPushedToAFullOneIsRefusedAndTheConnectionStays) {
-  const Fd fd = raw();
+  const Fd fd = test::connection_to(port_);
   const std::string push =
       StoreMessage(StoreQuery::Push).text("q").text(std::string(size_t{63} << 20, 'x')).bytes();
   std::string all = StoreMessage(StoreQuery::Validate).number(kMagic).bytes();

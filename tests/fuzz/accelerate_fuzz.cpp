@@ -1,5 +1,4 @@
 // Any bytes as an accelerate configuration: settings or a ConfigError, nothing else.
-#include <string>
 
 #include "launch/options/accelerate.h"
 #include "lockstep/core/error.h"

@@ -19,7 +19,6 @@ using parallel::LaneMean;
 using test::gradients_hash;
 using test::LaneNet;
 using test::message_of;
-using test::name_of;
 using test::Ranks;
 using test::result_of;
 using test::spawn;

@@ -23,10 +23,8 @@
 namespace lockstep::test {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using train::make_metric;
-using train::MetricOptions;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 

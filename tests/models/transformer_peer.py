@@ -6,7 +6,6 @@ make: FOLDER/{tied,untied,sharded}/ with config.json, weights, and expected.safe
 loss, a gradient for each parameter, padded (prompts of other lengths), greedy and bf16 logits.
 """
 
-import os
 import pathlib
 import sys
 

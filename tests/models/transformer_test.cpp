@@ -27,7 +27,6 @@
 namespace lockstep::test {
 namespace {
 
-using models::CrossEntropyOptions;
 using models::generate;
 using models::GenerateOptions;
 using models::load_transformer;

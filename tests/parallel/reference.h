@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <string>
 #include <vector>
 
 #include "lockstep/comm/world.h"

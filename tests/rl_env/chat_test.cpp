@@ -13,8 +13,6 @@
 namespace lockstep::rl {
 namespace {
 
-using testing::HasSubstr;
-
 Message message_of(const Json& json) {
   const auto role = json.at("role").get<std::string>();
   Message message{.role = role == "system"      ? Role::System

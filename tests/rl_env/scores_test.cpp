@@ -13,7 +13,6 @@ namespace lockstep::rl {
 namespace {
 
 using test::message_of;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 const std::vector<std::vector<double>> kR = {

@@ -18,6 +18,13 @@ inline sockaddr_in loopback(int port) {
   return address;
 }
 
+inline Fd connection_to(int port) {
+  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = loopback(port);
+  EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  return fd;
+}
+
 // A socket on a free port of the loopback interface.
 struct LoopbackSocket {
   LoopbackSocket() : fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

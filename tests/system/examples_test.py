@@ -183,7 +183,7 @@ def with_a_model(folder, model):
     divided.expect(out=r"three_domain: .*2 ranks .*, fsdp, bf16$")
 
 
-def check_line(match, number=r"(-?[\d.]+)"):
+def check_line(match):
     w, b = float(match.group(1)), float(match.group(2))
     assert abs(w - 2) < 0.05 and abs(b - 3) < 0.05, match.group(0)
 

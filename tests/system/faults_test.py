@@ -3,6 +3,7 @@ tcp, on 2 and 4 ranks.
 
 python3 faults_test.py SOURCE_DIR BUILD_DIR [PATTERN]
 """
+import contextlib
 import os
 import pathlib
 import re
@@ -13,7 +14,7 @@ import sys
 import time
 
 from support.hosts import Hosts
-from support.program import LAUNCHED, LIMIT_S, run, run_cases
+from support.program import LAUNCHED, LIMIT_S, free_port, run, run_cases
 from support.training import Training, processes_of
 
 SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
@@ -33,8 +34,7 @@ def everywhere(check):
 
 def fail_in_time(backend, ranks, fault, status, patterns, bound_s=OVER_S * SLACK, **options):
     """The job ends with `status` in time, stderr has each pattern, the others knew in time, and nothing is left."""
-    job = Training(BUILD, ranks, backend, fault, **options)
-    try:
+    with Training(BUILD, ranks, backend, fault, **options) as job:
         assert job.wait() == status, f"expected exit status {status}, not {job.status}: {job}"
         for pattern in patterns:
             assert re.search(pattern, job.err, re.MULTILINE), f"no /{pattern}/: {job}"
@@ -45,8 +45,6 @@ def fail_in_time(backend, ranks, fault, status, patterns, bound_s=OVER_S * SLACK
             assert late < KNOWN_S * SLACK, f"rank {rank} knew {late:.2f} s too late: {job}"
         assert not job.leftovers(), f"left: {job.leftovers()}: {job}"
         return job
-    finally:
-        job.end()
 
 
 def test_F1_a_rank_is_killed(_):
@@ -98,42 +96,33 @@ def test_F5_a_rank_ends_in_other_ways(_):
 def test_F6_a_signal_to_the_launcher(_):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         def check(backend, ranks):
-            job = Training(BUILD, ranks, backend, steps=1_000_000)
-            try:
+            with Training(BUILD, ranks, backend, steps=1_000_000) as job:
                 job.await_line("training")
                 job.process.send_signal(number)
                 assert job.wait() == 128 + number and not job.leftovers(), job
-            finally:
-                job.end()
 
         everywhere(check)
 
 
 def test_F7_the_launcher_is_killed(_):
     def check(backend, ranks):
-        job = Training(BUILD, ranks, backend, ("1", 1, "loader", "fork"), steps=1_000_000)
-        try:
+        with Training(BUILD, ranks, backend, ("1", 1, "loader", "fork"), steps=1_000_000) as job:
             job.await_line("fault")  # rank 1 has a child of its own now
             job.process.kill()
             killed = time.monotonic()
             while left := processes_of(job.run_id):
                 assert time.monotonic() - killed < 1 * SLACK, f"still there: {left}"
             job.wait()
-        finally:
-            job.end()
 
     everywhere(check)
 
 
 def test_F8_grandchildren_are_gone_too(_):
     def check(backend, ranks):
-        job = Training(BUILD, ranks, backend, ("1", 1, "loader", "fork"), steps=1_000_000)
-        try:
+        with Training(BUILD, ranks, backend, ("1", 1, "loader", "fork"), steps=1_000_000) as job:
             job.await_line("fault")
             os.kill(job.pids()[0], signal.SIGKILL)
             assert job.wait() == 137 and not job.leftovers(), f"{job.leftovers()}: {job}"
-        finally:
-            job.end()
 
     everywhere(check)
 
@@ -151,8 +140,7 @@ def test_F9_ranks_disagree(_):
 
 def test_a_rank_that_waits_shows_its_stack(_):
     for backend in ("shm", "tcp"):
-        job = Training(BUILD, 2, backend, ("1", 3, "barrier", "stop"), steps=1_000_000, timeout_s=60)
-        try:
+        with Training(BUILD, 2, backend, ("1", 3, "barrier", "stop"), steps=1_000_000, timeout_s=60) as job:
             job.await_line("fault")
             # Until rank 0 has come to where it waits for the other.
             end = time.monotonic() + 40
@@ -163,16 +151,12 @@ def test_a_rank_that_waits_shows_its_stack(_):
                 while job.err.count("where the ranks are") == seen:
                     assert job.process.poll() is None and time.monotonic() < end, job
                     time.sleep(0.02)
-        finally:
-            job.end()
 
 
 def by_hand(*ranks, **variables):
     """Processes that somebody has started as ranks of one job, each with (RANK, WORLD_SIZE); their exit statuses
     and stderr."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     env = {k: v for k, v in os.environ.items() if not LAUNCHED.match(k)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "LOCKSTEP_TIMEOUT": "3", "OMP_NUM_THREADS": "1"} | variables
@@ -203,26 +187,19 @@ def test_F11_nobody_is_there(_):
 
 def test_F12_strangers_at_the_stores_port(_):
     def check(backend, ranks):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        job = Training(BUILD, ranks, backend, steps=1000, flags=("--master-port", port))
-        strangers = []
-        try:
+        port = free_port()
+        with (Training(BUILD, ranks, backend, steps=1000, flags=("--master-port", port)) as job,
+              contextlib.ExitStack() as strangers):
             job.await_line("training")
             for i in range(200):
                 try:
-                    strangers.append(socket.create_connection(("127.0.0.1", port)))
+                    stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
                 except ConnectionRefusedError:  # the job is over already, and its store
                     assert i >= 20, job
                     break
                 if i % 2:
-                    strangers[-1].sendall(os.urandom(100))
+                    stranger.sendall(os.urandom(100))
             assert job.wait() == 0 and "done" in job.out, job
-        finally:
-            for stranger in strangers:
-                stranger.close()
-            job.end()
 
     everywhere(check)
 

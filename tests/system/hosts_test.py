@@ -34,6 +34,11 @@ def both(hosts, script, *flags, **more):
     return [launch(hosts, host, script, *flags, **more) for host in (1, 2)]
 
 
+def await_all(launchers, text, count=1):
+    for launcher in launchers:
+        launcher.await_text(text, count)
+
+
 def expect_over(since, launchers, what):
     """All have ended, soon after."""
     for launcher in launchers:
@@ -122,8 +127,7 @@ def test_ranks_of_other_hosts_know_at_once(folder):
     with Hosts(folder, 2) as hosts:
         watch = f"test $GROUP_RANK = 1 && exec tail -f /dev/null; exec {BIN}/test_launch rank watch"
         launchers = both(hosts, watch)
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         start = time.monotonic()
         hosts.on(2, "pkill", "-KILL", "-o", "-x", "tail")
         launchers[0].await_text(r"rank [01]\] rank 1 (runs|exited)")
@@ -170,8 +174,7 @@ def test_ranks_that_wait_for_a_lost_host_say_which(folder):
         aborted = r"^\[rank {}\] .*was aborted \(" if connections > 1 else ""
         with Hosts(folder, 2) as hosts:
             launchers = both(hosts, f"exec {BIN}/linear_regression --epochs 1000000")
-            for launcher in launchers:
-                launcher.await_text("here", 2)
+            await_all(launchers, "here", 2)
             await_connections(hosts, connections)
             hosts.do("cut", 2)
             launchers[0].expect(1, aborted.format("[01]") + r"host2 .* was lost: no sign of life for 1 s")
@@ -207,8 +210,7 @@ def test_a_host_that_hears_of_a_start_and_of_its_end_at_once(folder):
 def test_a_killed_launcher_ends_the_job(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, "exec sleep 1000")
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         start = time.monotonic()
         hosts.on(2, "pkill", "-KILL", "-x", "lockstep")
         expect_over(start, launchers, "SIGKILL of host2's launcher")
@@ -219,8 +221,7 @@ def test_a_killed_launcher_ends_the_job(folder):
 def test_a_killed_coordinator_ends_the_job(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, "exec sleep 1000", "--max-restarts", 3)
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         start = time.monotonic()
         hosts.on(1, "pkill", "-KILL", "-x", "lockstep")
         expect_over(start, launchers, "SIGKILL of the coordinator")
@@ -231,8 +232,7 @@ def test_a_killed_coordinator_ends_the_job(folder):
 def test_a_host_that_is_cut_off_ends_as_the_others_do(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, "exec sleep 1000")
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         start = time.monotonic()
         hosts.do("cut", 2)
         expect_over(start, launchers, "a cable pulled, heartbeat_timeout=1")
@@ -246,8 +246,7 @@ def test_a_short_cut_is_no_failure(folder):
         go = folder + "/go"
         launchers = both(hosts, f"until test -e {go}; do sleep 0.05; done",
                          conf="heartbeat_timeout=60,keep_alive_interval=0.1")
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         hosts.do("cut", 2)
         hosts.do("drop", 1, 2)
         hosts.do("mend", 2)
@@ -271,8 +270,7 @@ def test_a_host_that_lost_power_comes_back_to_its_ranks(folder):
     with Hosts(folder, 2) as hosts:
         script = "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000"
         launchers = both(hosts, script, "--max-restarts", 1)
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         start = time.monotonic()
         hosts.do("off", 2)
         hosts.do("on", 2)
@@ -286,8 +284,7 @@ def test_a_host_that_lost_power_comes_back_to_its_ranks(folder):
 def test_a_host_that_lost_its_address_for_a_moment_comes_back(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000", "--max-restarts", 1)
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         hosts.on(2, "ip", "addr", "del", "10.77.0.2/24", "dev", "eth0")
         launchers[1].await_text(r"no port to listen on at 10\.77\.0\.2: ")
         hosts.on(2, "ip", "addr", "add", "10.77.0.2/24", "dev", "eth0")
@@ -350,8 +347,7 @@ def test_a_missing_host_is_an_error_that_says_who_is_here(folder):
 def test_a_signal_to_one_launcher_ends_all(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, "trap 'echo saved $RANK; exit 0' TERM; while :; do sleep 0.01; done")
-        for launcher in launchers:
-            launcher.await_text("here", 2)
+        await_all(launchers, "here", 2)
         hosts.on(2, "pkill", "-TERM", "-x", "lockstep")
         for rank, launcher in ((0, launchers[0]), (3, launchers[1])):
             launcher.expect(143, f"saved {rank}$", "the launcher on host2 got SIGTERM")
@@ -363,8 +359,7 @@ def test_a_second_interrupt_kills_the_ranks_of_all_hosts(folder):
         # Asked is said more than 0.2 s after the first: a second one before is the same press.
         rank = "trap '' TERM; trap 'sleep 0.6; echo asked' INT; echo ready; while :; do sleep 1000; done"
         launchers = both(hosts, rank, "--grace", 600)
-        for launcher in launchers:
-            launcher.await_text("ready", 2)
+        await_all(launchers, "ready", 2)
         start = time.monotonic()
         hosts.on(2, "pkill", "-INT", "-x", "lockstep")
         launchers[1].await_text("SIGINT: asking 2 ranks to stop")
@@ -383,8 +378,7 @@ def test_a_signal_after_a_failure_ends_all_and_nothing_is_restarted(folder):
             go = folder + "/go" + str(signalled)
             others = f"{BIN}/test_launch rank watch; trap '' TERM; echo known; until test -e {go}; do sleep 0.02; done"
             launchers = both(hosts, f"test $RANK = 3 && exit 9; {others}", "--max-restarts", 2, "--grace", 60)
-            for launcher in launchers:
-                launcher.await_text("known")
+            await_all(launchers, "known")
             hosts.on(signalled, "pkill", "-TERM", "-x", "lockstep")
             launchers[signalled - 1].await_text("no rank is started again")
             pathlib.Path(go).touch()

@@ -10,13 +10,14 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+
+from support.program import free_port
 
 LOCKSTEP = pathlib.Path(sys.argv[2]) / "bin" / "lockstep"
 PEERS = pathlib.Path(sys.argv[1]) / ".deps" / "peers" / "bin" / "python"
@@ -113,12 +114,6 @@ def test_losses_are_means_over_samples_everywhere(folder):
     report = [LOCKSTEP, "report", folder / "run"]
     words = subprocess.run(report, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
     assert "The loss did not fall" in words and f"from {mean:.4g} to {mean:.4g}" in words, words
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def asked(url):

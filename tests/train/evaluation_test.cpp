@@ -16,7 +16,6 @@
 namespace lockstep {
 namespace {
 
-using test::Features;
 using test::Folder;
 using test::result_of;
 using test::spawn;

@@ -26,7 +26,6 @@ using test::printed;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 using train::RunConfig;
 
 // 300 short documents of few words, and the tokenizer that was trained on them.

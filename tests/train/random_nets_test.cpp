@@ -18,7 +18,6 @@
 namespace lockstep {
 namespace {
 
-using test::AtStep;
 using test::flat;
 using test::Folder;
 using test::Ranks;

@@ -25,9 +25,7 @@ using test::message_of;
 using test::printed;
 using test::small_run;
 using test::spawn_bare;
-using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 using train::RunConfig;
 
 // On two ranks; the message that all have.

@@ -31,7 +31,6 @@ using test::printed;
 using test::small_run;
 using test::spawn_bare;
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using train::Registry;

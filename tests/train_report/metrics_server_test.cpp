@@ -28,9 +28,7 @@ int port_of(const MetricsServer& server) {
 
 // Connected, with whatever has been said.
 Fd said(const MetricsServer& server, std::string_view bytes) {
-  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in address = test::loopback(port_of(server));
-  EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  Fd fd = test::connection_to(port_of(server));
   // The server may have closed it by now.
   (void)!send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   return fd;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "core/nearest.h"
+#include "core/number.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/train/config_source.h"
@@ -188,10 +188,8 @@ std::string meant_by(const CLI::App& command, const std::string& word, const std
 
 CLI::Validator whole_number(int least, int most) {
   const auto is_good = [least, most](const std::string& text) {
-    int value = 0;
-    const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return status == std::errc() && stop == text.data() + text.size() && value >= least &&
-           value <= most;
+    const auto value = whole_number_from<int>(text);
+    return value && *value >= least && *value <= most;
   };
   return validator(is_good, fmt::format("a whole number from {} to {}", least, most));
 }

@@ -14,13 +14,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-template <class T>
-T load(const char* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-
 float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 uint16_t to_bf16(float value) {

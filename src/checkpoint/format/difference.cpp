@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "checkpoint/format/conversion.h"
 #include "checkpoint/format/json.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/tensor_files.h"
@@ -18,13 +19,6 @@ namespace {
 // long double has all bits of 64-bit integers on x86-64; elsewhere the largest differences of such
 // are rounded.
 using Real = long double;
-
-template <class T>
-T load(const char* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
 
 template <class T>
 Real number(const char* at) {

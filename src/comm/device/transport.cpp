@@ -114,7 +114,7 @@ class DevicePending : public Pending {
   DevicePending(std::shared_ptr<Engine> engine, std::shared_ptr<DeviceCall> call)
       : engine_(std::move(engine)), call_(std::move(call)) {}
 
- private:
+ protected:
   void finish() override {
     engine_->halves->guarded([&] {
       if (!call_->recorded) engine_->flush();
@@ -131,10 +131,9 @@ class DevicePending : public Pending {
 };
 
 // A graph's. The order of what is captured is all that waiting is here.
-class CapturedPending : public Pending {
+class CapturedPending : public DevicePending {
  public:
-  CapturedPending(std::shared_ptr<Engine> engine, std::shared_ptr<DeviceCall> call)
-      : engine_(std::move(engine)), call_(std::move(call)) {}
+  using DevicePending::DevicePending;
 
  private:
   void finish() override {
@@ -144,17 +143,11 @@ class CapturedPending : public Pending {
           "belongs to the captured part",
           engine_->device().name(), call_->notice.text));
     }
-    engine_->halves->guarded([&] {
-      if (!call_->recorded) engine_->flush();
-      engine_->device().wait(*call_);
-    });
+    DevicePending::finish();
   }
   // Never as far as the host can tell.
   bool finish_within(std::chrono::microseconds) override { return false; }
   bool advance() override { return false; }
-
-  const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<DeviceCall> call_;
 };
 
 // Of the CPU's half.

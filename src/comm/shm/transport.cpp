@@ -62,34 +62,21 @@ void set_list(char (&to)[N], const std::string& text) {
 
 class ShmTransport;
 
-class ShmWork : public Pending {
+// Of an Operation or of a Message.
+template <class Call>
+class ShmPending : public Pending {
  public:
-  ShmWork(std::shared_ptr<Exchange> exchange, std::shared_ptr<Operation> operation)
-      : exchange_(std::move(exchange)), operation_(std::move(operation)) {}
+  ShmPending(std::shared_ptr<Exchange> exchange, std::shared_ptr<Call> call)
+      : exchange_(std::move(exchange)), call_(std::move(call)) {}
 
  private:
-  void finish() override { exchange_->finish(operation_); }
+  void finish() override { exchange_->finish(call_); }
   bool finish_within(std::chrono::microseconds limit) override {
-    return exchange_->finish(operation_, Exchange::Clock::now() + limit);
+    return exchange_->finish(call_, Exchange::Clock::now() + limit);
   }
-  bool advance() override { return exchange_->advance(operation_); }
+  bool advance() override { return exchange_->advance(call_); }
   std::shared_ptr<Exchange> exchange_;
-  std::shared_ptr<Operation> operation_;
-};
-
-class ShmMessage : public Pending {
- public:
-  ShmMessage(std::shared_ptr<Exchange> exchange, std::shared_ptr<Message> message)
-      : exchange_(std::move(exchange)), message_(std::move(message)) {}
-
- private:
-  void finish() override { exchange_->finish(message_); }
-  bool finish_within(std::chrono::microseconds limit) override {
-    return exchange_->finish(message_, Exchange::Clock::now() + limit);
-  }
-  bool advance() override { return exchange_->advance(message_); }
-  std::shared_ptr<Exchange> exchange_;
-  std::shared_ptr<Message> message_;
+  std::shared_ptr<Call> call_;
 };
 
 class ShmTransport : public Transport {
@@ -145,7 +132,7 @@ class ShmTransport : public Transport {
     operation->call = request.call;
     operation->keep = tensors_of(std::move(request));
     exchange_->start(operation);
-    return Work(std::make_shared<ShmWork>(exchange_, std::move(operation)));
+    return Work(std::make_shared<ShmPending<Operation>>(exchange_, std::move(operation)));
   }
 
   void move_on() override { exchange_->move_on(); }
@@ -323,7 +310,7 @@ class ShmTransport : public Transport {
     message->label = request.label;
     message->keep = tensors_of(std::move(request));
     exchange_->start(message);
-    return Work(std::make_shared<ShmMessage>(exchange_, std::move(message)));
+    return Work(std::make_shared<ShmPending<Message>>(exchange_, std::move(message)));
   }
 
   static int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {

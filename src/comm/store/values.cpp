@@ -1,17 +1,13 @@
 #include "comm/store/values.h"
 
-#include <charconv>
-
+#include "core/number.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 
 std::optional<int64_t> stored_number(std::string_view text) {
-  int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, number);
-  if (!text.empty() && (read.ec != std::errc() || read.ptr != end)) return std::nullopt;
-  return number;
+  if (text.empty()) return 0;
+  return whole_number_from<int64_t>(text);
 }
 
 // Room for `more` bytes of a value that is `whole` then.

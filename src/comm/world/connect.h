@@ -2,28 +2,19 @@
 // it.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <chrono>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "comm/store/store.h"
 #include "comm/world/rendezvous.h"
+#include "core/place/sources.h"
 #include "core/security/token.h"
 #include "lockstep/comm/world.h"
-#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
-
-// Throws ConfigError: options or variables that do not go together.
-template <class... Args>
-[[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
-  throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
-}
 
 // What LOCKSTEP_BACKEND says, else `asked`. Throws ConfigError.
 Backend backend_from_env(Backend asked);

@@ -8,10 +8,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <memory>
 
+#include "core/number.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep {
@@ -33,10 +33,9 @@ Endpoint Endpoint::parse(std::string_view flag, std::string_view text, uint16_t 
     colon = std::string_view::npos;  // none, or an IPv6 address without a port
   }
   if (colon != std::string_view::npos) {
-    const std::string_view digits = text.substr(colon + 1);
-    const auto [stop, status] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), endpoint.port);
-    if (status != std::errc() || stop != digits.data() + digits.size()) throw wrong();
+    const auto port = whole_number_from<uint16_t>(text.substr(colon + 1));
+    if (!port) throw wrong();
+    endpoint.port = *port;
   }
   if (endpoint.host.empty()) throw wrong();
   return endpoint;

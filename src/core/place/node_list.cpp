@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-
+#include "core/number.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep {
@@ -38,12 +37,7 @@ class Reader {
     if (at_ - begin > 9) fail("a number of more than 9 digits");
     return text_.substr(begin, at_ - begin);
   }
-  int number() {
-    const std::string_view found = digits();
-    int value = 0;
-    std::from_chars(found.data(), found.data() + found.size(), value);
-    return value;
-  }
+  int number() { return *whole_number_from<int>(digits()); }
   [[noreturn]] void fail(std::string_view reason) const {
     throw ConfigError(fmt::format("[environment] {} '{}': {} at character {}", what_,
                                   text_.substr(0, 200), reason, at_ + 1));
@@ -65,8 +59,7 @@ std::vector<std::string> bracket(Reader& reader) {
   do {
     const std::string_view low = reader.digits();
     const size_t width = low.size();
-    int first = 0;
-    std::from_chars(low.data(), low.data() + low.size(), first);
+    const int first = *whole_number_from<int>(low);
     const int last = reader.take('-') ? reader.number() : first;
     if (last < first) reader.fail("a range that counts down");
     check_count(reader, values.size() + static_cast<size_t>(last - first) + 1);

@@ -47,6 +47,7 @@ uint16_t secret_port_of(const std::string& job_id, int taken);
 // The number of a variable that its launcher always sets together with `because`.
 int required(const char* name, const char* because, int low, int high);
 
+// Throws ConfigError: options or variables that do not go together.
 template <class... Args>
 [[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
   throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));

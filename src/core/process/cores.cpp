@@ -3,12 +3,13 @@
 #include <sched.h>
 
 #include <cerrno>
-#include <charconv>
 #include <fstream>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
+
+#include "core/number.h"
 
 namespace lockstep {
 namespace {
@@ -18,11 +19,8 @@ namespace fs = std::filesystem;
 // "node3" -> 3
 std::optional<int> node_of_name(std::string_view name) {
   constexpr std::string_view kNode = "node";
-  int number = 0;
-  const char* const end = name.data() + name.size();
   if (!name.starts_with(kNode)) return std::nullopt;
-  const auto read = std::from_chars(name.data() + kNode.size(), end, number);
-  return read.ec == std::errc() && read.ptr == end ? std::optional(number) : std::nullopt;
+  return whole_number_from<int>(name.substr(kNode.size()));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <openssl/ssl.h>
 
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "core/security/openssl.h"

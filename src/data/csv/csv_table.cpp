@@ -52,13 +52,6 @@ std::optional<double> number_in(std::string_view text) {
   return std::nullopt;
 }
 
-std::optional<int64_t> whole_number_in(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 template <class T>
 Array<T> allocate(int64_t count) {
   const size_t bytes = std::max<size_t>(1, static_cast<size_t>(count) * sizeof(T));
@@ -132,7 +125,7 @@ class TableParser {
     if (matches > 1) {
       fail(fmt::format("{} columns are called '{}': choose by number, from 0", matches, wanted));
     }
-    const auto number = whole_number_in(wanted);
+    const auto number = whole_number_from<int64_t>(wanted);
     if (number && *number >= 0 && *number < std::ssize(names_)) {
       return static_cast<size_t>(*number);
     }
@@ -272,7 +265,9 @@ class TableParser {
   // A header of the numbers 0, 1, 2 is usual; one of fractions is a row.
   void warn_of_numbers() const {
     const auto is_number = [](const std::string& name) { return number_in(name).has_value(); };
-    const auto is_whole = [](const std::string& name) { return whole_number_in(name).has_value(); };
+    const auto is_whole = [](const std::string& name) {
+      return whole_number_from<int64_t>(name).has_value();
+    };
     if (!std::ranges::all_of(names_, is_number) || std::ranges::all_of(names_, is_whole)) return;
     log::warn(
         fmt::format("[csv] {}: the first line is taken for the columns' names, and all of "
@@ -311,7 +306,7 @@ class TableParser {
     }
     std::vector<int64_t> values;
     for (const auto& text : texts) {
-      const auto value = whole_number_in(text);
+      const auto value = whole_number_from<int64_t>(text);
       if (!value) break;
       values.push_back(*value);
     }

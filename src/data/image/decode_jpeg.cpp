@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <csetjmp>
-#include <cstdio>
 
 #include "data/image/decode_image.h"
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/number.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {
@@ -126,10 +127,7 @@ class HeaderParser {
     if (dtype.size() < 3) refuse();
     const char order = dtype[0];
     header.kind = dtype[1];
-    const std::string_view size = dtype.substr(2);
-    const auto [end, code] =
-        std::from_chars(size.data(), size.data() + size.size(), header.element_bytes);
-    if (code != std::errc() || end != size.data() + size.size()) refuse();
+    header.element_bytes = whole_number_from<int64_t>(dtype.substr(2)).value_or(0);
     const int64_t bytes = header.element_bytes;
     const bool power = bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
     const bool known = header.kind == 'b'                         ? bytes == 1

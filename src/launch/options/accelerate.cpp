@@ -5,12 +5,11 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <functional>
 
 #include "core/files/read_file.h"
 #include "core/nearest.h"
+#include "core/number.h"
 #include "core/words.h"
 #include "lockstep/core/error.h"
 
@@ -107,13 +106,11 @@ std::string File::one_of(const std::string& key, const YAML::Node& node,
 
 int File::number(const std::string& key, const YAML::Node& node, int low, int high) const {
   const std::string digits = text(key, node);
-  int value = 0;
-  const auto [stop, status] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (status != std::errc() || stop != digits.data() + digits.size() || value < low ||
-      value > high) {
+  const auto value = whole_number_from<int>(digits);
+  if (!value || *value < low || *value > high) {
     fail(node, fmt::format("{}: '{}' is not a whole number from {} to {}", key, digits, low, high));
   }
-  return value;
+  return *value;
 }
 
 bool File::flag(const std::string& key, const YAML::Node& node) const {
@@ -270,12 +267,6 @@ void File::read(const YAML::Node& root) {
   read_keys(root, readers, [](std::string key) { return key; });
 }
 
-std::string upper(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  return text;
-}
-
 }  // namespace
 
 Accelerate parse_accelerate(const std::string& text, const std::string& name) {
@@ -354,7 +345,7 @@ std::map<std::string, std::string> Accelerate::environment() const {
   if (!gpu_ids.empty() && gpu_ids != "all") result["CUDA_VISIBLE_DEVICES"] = gpu_ids;
   if (distributed_type == "FSDP") {
     result["ACCELERATE_USE_FSDP"] = "true";
-    for (const auto& [key, value] : fsdp) result["FSDP_" + upper(key)] = value;
+    for (const auto& [key, value] : fsdp) result["FSDP_" + upper_case(key)] = value;
   }
   return result;
 }

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <optional>
 
+#include "core/number.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {
@@ -13,12 +13,8 @@ namespace {
 constexpr int kMostRanks = 4096;
 
 std::optional<int> number(std::string_view text, int most) {
-  int value = 0;
-  const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc() || stop != text.data() + text.size() || value < 0 || value > most) {
-    return std::nullopt;
-  }
-  return value;
+  const auto value = whole_number_from<int>(text);
+  return value && *value >= 0 && *value <= most ? value : std::nullopt;
 }
 
 }  // namespace

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdlib>
 #include <memory>
 
+#include "core/number.h"
 #include "core/process/cores.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
@@ -49,15 +49,13 @@ int count_ranks(std::string_view text) {
         "[run] --nproc-per-node gpu: no NVIDIA device is visible here (/dev/nvidia0, "
         "CUDA_VISIBLE_DEVICES); give a number, or cpu for one rank per core");
   }
-  int value = 0;
-  const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc() || stop != text.data() + text.size() || value < 1 ||
-      value > kMostRanks) {
+  const auto value = whole_number_from<int>(text);
+  if (!value || *value < 1 || *value > kMostRanks) {
     throw ConfigError(
         fmt::format("[run] --nproc-per-node '{}': give a number from 1 to {}, or auto, cpu, gpu",
                     text, kMostRanks));
   }
-  return value;
+  return *value;
 }
 
 }  // namespace lockstep::launch

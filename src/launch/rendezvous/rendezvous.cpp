@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <set>
+
+#include "core/number.h"
 
 namespace lockstep::launch {
 namespace {
@@ -17,13 +18,6 @@ constexpr int kMostNodes = 50'000;  // whose order fits into a message
 // After how many intervals without a heartbeat torchrun takes a host for lost.
 constexpr int kHeartbeats = 3, kMostHeartbeats = 1'000'000;
 constexpr milliseconds kLongest{1'000'000'000};
-
-std::optional<int> number_of(std::string_view text) {
-  int value = 0;
-  const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc() || stop != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 milliseconds seconds_of(std::string_view key, const std::string& text) {
   char* end = nullptr;
@@ -46,8 +40,8 @@ bool flag_of(std::string_view key, const std::string& text) {
 
 void Rendezvous::set_nodes(std::string_view text) {
   const size_t colon = text.find(':');
-  const auto least = number_of(text.substr(0, colon));
-  const auto most = colon == text.npos ? least : number_of(text.substr(colon + 1));
+  const auto least = whole_number_from<int>(text.substr(0, colon));
+  const auto most = colon == text.npos ? least : whole_number_from<int>(text.substr(colon + 1));
   if (!least || !most || *least < 1 || *most < *least || *most > kMostNodes) {
     throw ConfigError(fmt::format(
         "[run] --nnodes '{}': give a number of hosts, or MIN:MAX, from 1 to {}", text, kMostNodes));
@@ -84,7 +78,7 @@ void Rendezvous::set_conf(std::string_view text) {
     } else if (needless.contains(key)) {
       static_cast<void>(seconds_of(key, value));
     } else if (key == "keep_alive_max_attempt") {
-      attempts = number_of(value);
+      attempts = whole_number_from<int>(value);
       if (!attempts || *attempts < 1 || *attempts > kMostHeartbeats) {
         throw ConfigError(
             fmt::format("[run] --rdzv-conf keep_alive_max_attempt={}: give a number from 1 to {}",
@@ -104,7 +98,7 @@ void Rendezvous::set_conf(std::string_view text) {
     } else if (key == "is_host") {
       is_host = flag_of(key, value);
     } else if (key == "rank") {
-      node_rank = number_of(value);
+      node_rank = whole_number_from<int>(value);
       if (!node_rank)
         throw ConfigError(fmt::format("[run] --rdzv-conf rank={}: give a number", value));
     } else {

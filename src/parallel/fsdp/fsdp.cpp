@@ -4,8 +4,6 @@
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "lockstep/core/error.h"
 #include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/fsdp/state.h"

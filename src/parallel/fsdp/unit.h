@@ -4,7 +4,6 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>

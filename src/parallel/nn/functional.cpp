@@ -64,46 +64,38 @@ struct AllReduce : torch::autograd::Function<AllReduce> {
 struct AllGather : torch::autograd::Function<AllGather> {
   // counts[r] are rank r's rows.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const Counts& counts,
-                            const Group& group);
+                            const Group& group) {
+    hold_group(*ctx, group);
+    ctx->saved_data["counts"] = counts;
+    const at::Tensor all = rows_like(input, sum_of(counts));
+    group.all_gather(parts_of(all, counts), input, call_of("functional::all_gather")).wait();
+    return all;
+  }
   static variable_list backward(AutogradContext* ctx, const variable_list& slopes);
 };
 
 struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
   // counts[r] rows of the sum are for rank r.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const Counts& counts,
-                            const Group& group);
-  static variable_list backward(AutogradContext* ctx, const variable_list& slopes);
+                            const Group& group) {
+    hold_group(*ctx, group);
+    ctx->saved_data["counts"] = counts;
+    const at::Tensor mine = rows_like(input, counts[static_cast<size_t>(group.rank())]);
+    group
+        .reduce_scatter(mine, parts_of(input.contiguous(), counts), ReduceOp::Sum,
+                        call_of("functional::reduce_scatter"))
+        .wait();
+    return mine;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& slopes) {
+    const auto counts = ctx->saved_data["counts"].toIntVector();
+    return {AllGather::apply(slopes[0], counts, held_group(*ctx)), {}, {}};
+  }
 };
-
-at::Tensor AllGather::forward(AutogradContext* ctx, const at::Tensor& input, const Counts& counts,
-                              const Group& group) {
-  hold_group(*ctx, group);
-  ctx->saved_data["counts"] = counts;
-  const at::Tensor all = rows_like(input, sum_of(counts));
-  group.all_gather(parts_of(all, counts), input, call_of("functional::all_gather")).wait();
-  return all;
-}
 
 variable_list AllGather::backward(AutogradContext* ctx, const variable_list& slopes) {
   const auto counts = ctx->saved_data["counts"].toIntVector();
   return {ReduceScatter::apply(slopes[0], counts, held_group(*ctx)), {}, {}};
-}
-
-at::Tensor ReduceScatter::forward(AutogradContext* ctx, const at::Tensor& input,
-                                  const Counts& counts, const Group& group) {
-  hold_group(*ctx, group);
-  ctx->saved_data["counts"] = counts;
-  const at::Tensor mine = rows_like(input, counts[static_cast<size_t>(group.rank())]);
-  group
-      .reduce_scatter(mine, parts_of(input.contiguous(), counts), ReduceOp::Sum,
-                      call_of("functional::reduce_scatter"))
-      .wait();
-  return mine;
-}
-
-variable_list ReduceScatter::backward(AutogradContext* ctx, const variable_list& slopes) {
-  const auto counts = ctx->saved_data["counts"].toIntVector();
-  return {AllGather::apply(slopes[0], counts, held_group(*ctx)), {}, {}};
 }
 
 struct AllToAll : torch::autograd::Function<AllToAll> {

@@ -53,11 +53,6 @@ std::vector<at::Tensor> listed_once(std::vector<OptimizerParamGroup>& groups) {
   return all;
 }
 
-// The elements in the order of memory.
-at::Tensor in_memory_order(const at::Tensor& tensor) {
-  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
-}
-
 at::Tensor laid_out_as(const at::Tensor& place, const at::Tensor& tensor) {
   return tensor.strides() == place.strides() ? tensor : at::empty_like(place).copy_(tensor);
 }

@@ -11,6 +11,11 @@
 
 namespace lockstep::parallel {
 
+// A tensor's elements in the order of memory.
+inline at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
 // Part of a parameter that one rank updates.
 struct Portion {
   size_t parameter;

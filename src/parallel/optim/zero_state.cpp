@@ -13,12 +13,9 @@
 namespace lockstep::parallel {
 namespace {
 
-using checkpoint::Box;
 using checkpoint::Names;
-using checkpoint::Part;
 using checkpoint::Piece;
 using checkpoint::Saved;
-using checkpoint::Sizes;
 using checkpoint::State;
 
 }  // namespace
@@ -53,7 +50,7 @@ class ZeroState : public Stateful {
           state.pieces.push_back(count_piece(field + "/" + name_of(index, names), count));
         } else if ((*tensor)->defined()) {
           const std::string path = field + "/" + name_of(index, names);
-          state.pieces.push_back(piece(path, index, range, in_memory(**tensor)));
+          state.pieces.push_back(piece(path, index, range, in_memory_order(**tensor)));
         }
       }
     });
@@ -64,9 +61,7 @@ class ZeroState : public Stateful {
     const at::NoGradGuard no_grad;
     checkpoint::refuse_unknown(inner(), checkpoint::Within::Zero);
     State state{.values = checkpoint::option_values(zero_)};
-    next_.clear();
-    counts_.clear();
-    stay_.clear();
+    next_ = {};
     for (size_t i = 0; i < parts().parameters.size(); ++i) {
       state.others.push_back("*/" + checkpoint::pattern_of(name_in(saved, i, names)));
     }
@@ -80,17 +75,17 @@ class ZeroState : public Stateful {
         any = true;
         if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
           **tensor = at::zeros_like(leaf);
-          state.pieces.push_back(piece(path, index, range, in_memory(**tensor)));
+          state.pieces.push_back(piece(path, index, range, in_memory_order(**tensor)));
         } else {
           const auto count = at::zeros({}, at::kLong);
-          counts_.emplace_back(std::get<int64_t*>(value), count);
+          next_.counts.emplace_back(std::get<int64_t*>(value), count);
           state.pieces.push_back(count_piece(path, count));
         }
       }
       if (any) {
-        next_.emplace_back(leaf, std::move(next));
+        next_.states.emplace_back(leaf, std::move(next));
       } else if (checkpoint::needs_first_state(inner())) {
-        stay_.push_back(leaf.unsafeGetTensorImpl());
+        next_.stay.push_back(leaf.unsafeGetTensorImpl());
       }
     });
     return state;
@@ -98,18 +93,7 @@ class ZeroState : public Stateful {
 
   void restored(const State& state) override {
     checkpoint::set_options(zero_, state.values);
-    for (const auto& [place, count] : counts_) *place = count.item<int64_t>();
-    auto before = std::move(inner().state());
-    inner().state().clear();
-    for (auto& [leaf, next] : next_) inner().state()[leaf.unsafeGetTensorImpl()] = std::move(next);
-    for (auto* leaf : stay_) {
-      if (const auto found = before.find(leaf); found != before.end()) {
-        inner().state()[leaf] = std::move(found->second);
-      }
-    }
-    next_.clear();
-    stay_.clear();
-    counts_.clear();
+    next_.give_to(inner());
   }
 
   int divided_among() const override { return parts().group.size(); }
@@ -127,11 +111,6 @@ class ZeroState : public Stateful {
       const auto& parameter = parts().parameters[i];
       look(i, Range{0, parameter.numel()}, parameter);
     }
-  }
-
-  // The elements in the order of memory.
-  static at::Tensor in_memory(const at::Tensor& tensor) {
-    return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
   }
 
   // As the same optimizer without ZeRO calls it.
@@ -170,10 +149,7 @@ class ZeroState : public Stateful {
   }
 
   ZeroOptimizer& zero_;
-  // Between destination() and restored().
-  std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> next_;
-  std::vector<std::pair<int64_t*, at::Tensor>> counts_;
-  std::vector<at::TensorImpl*> stay_;  // leaves that keep the state they have
+  checkpoint::NextStates next_;  // between destination() and restored()
 };
 
 std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer) {

@@ -2,7 +2,6 @@
 // control tokens: a message must not be able to end itself with "<|im_end|>".
 #pragma once
 
-#include <algorithm>
 #include <span>
 #include <string>
 #include <string_view>

@@ -2,9 +2,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "core/nearest.h"
+#include "core/number.h"
 #include "lockstep/rl/embedded.h"
 #include "rl/embedded/environment.h"
 #include "rl/embedded/task_key.h"
@@ -27,14 +27,13 @@ size_t place_of(std::string_view what, std::string_view name,
 }
 
 int64_t whole_number(std::string_view text, const TaskKey& key) {
-  int64_t value = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+  const auto value = whole_number_from<int64_t>(text);
+  if (!value || *value < 0) {
     throw ConfigError(fmt::format(
         "[rl] EmbeddedDomain: no task {}: an id is a number, or as '17@1' with a difficulty",
         name_of(key)));
   }
-  return value;
+  return *value;
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
+#include "core/number.h"
 #include "rl/chat/python_json.h"
 #include "rl/embedded/flat_json.h"
 #include "rl/embedded/world.h"
@@ -88,11 +88,9 @@ std::string show(Kind kind, const Second& s) {
 
 // The number that this text is, as it is written here: "017" is none.
 std::optional<int> number(const std::optional<std::string>& text) {
-  int value = 0;
-  if (!text || text->empty() || text->front() == '0') return std::nullopt;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size() || value < 0) return std::nullopt;
-  return value;
+  if (!text || text->starts_with('0')) return std::nullopt;
+  const auto value = whole_number_from<int>(*text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 Answer failed(std::string text) { return {.text = "Error: " + std::move(text), .is_error = true}; }

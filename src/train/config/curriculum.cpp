@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <variant>
 
 #include "core/nearest.h"
 #include "train/config/value.h"

@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -345,9 +343,7 @@ void Settings::read_environment() {
   if (!says_yes("ACCELERATE_USE_FSDP")) return;
   take("ACCELERATE_USE_FSDP", "parallel.strategy", "fsdp");
   for (const std::string& name : fsdp_names()) {
-    std::string variable = "FSDP_" + name;
-    std::transform(variable.begin(), variable.end(), variable.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    const std::string variable = "FSDP_" + upper_case(name);
     const auto value = env_text(variable.c_str());
     if (!value) continue;
     const Origin origin{fmt::format("environment {}={}", variable, *value), kAfterFile + order_++};

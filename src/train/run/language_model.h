@@ -6,7 +6,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <ostream>
 #include <string>
 
 #include "lockstep/models/transformer.h"

@@ -2,19 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <functional>
-#include <numeric>
-
+#include "lockstep/checkpoint/box.h"
 #include "lockstep/core/error.h"
 #include "lockstep/train/metrics.h"
 #include "train/run/builtin.h"
 
 namespace lockstep::train {
 namespace {
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
 
 template <class Make>
 void add(std::map<std::string, Make>& all, const std::string& key, const std::string& name,
@@ -39,8 +33,10 @@ const Make& found(const std::map<std::string, Make>& all, const std::string& key
 
 }  // namespace
 
-int64_t SampleShape::features() const { return product(data); }
-int64_t SampleShape::outputs() const { return classes > 0 ? classes : product(target); }
+int64_t SampleShape::features() const { return checkpoint::elements(data); }
+int64_t SampleShape::outputs() const {
+  return classes > 0 ? classes : checkpoint::elements(target);
+}
 
 Registry::Registry() {
   models_ = builtin_models();

@@ -61,9 +61,7 @@ TEST(Store, AKeyThatNobodySetsIsNamedAtTheDeadline) {
 // A queue is there, but has no value: as a key that another rank has removed after the wait for it.
 TEST(Store, AGetOfWhatIsRemovedMeanwhileEndsAtItsOwnDeadline) {
   const Store store = served(30s);
-  const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in address = test::loopback(store.port());
-  ASSERT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const Fd fd = test::connection_to(store.port());
   const std::string push =
       StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
       StoreMessage(StoreQuery::Push).text(std::string(kUsers) + "queue").text("1").bytes();

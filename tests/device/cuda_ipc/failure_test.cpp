@@ -1,12 +1,8 @@
 // What ranks over cuda_ipc say when one of them is lost, late or wrong, or cannot start.
-#include <gmock/gmock.h>
-
-#include <chrono>
 #include <csignal>
-#include <fstream>
-#include <sstream>
 
 #include "device/cuda_ipc/on_ipc.h"
+#include "device/failures.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::test {
@@ -20,27 +16,6 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
-
-at::Tensor ones_there(const World& world, int64_t count) {
-  return at::ones({count}).to(world.device());
-}
-
-// Starts an all_reduce, reads its result, which a failure releases, and says what the group then
-// throws.
-std::string fate_of_all_reduce(World& world, int64_t count, const CallOptions& options = {}) {
-  return message_of([&] {
-    at::Tensor data = ones_there(world, count);
-    world.group().all_reduce(data, comm::ReduceOp::Sum, options).wait();
-    (void)data.cpu();
-    world.group().barrier().wait();
-  });
-}
-
-std::string maps() {
-  std::stringstream text;
-  text << std::ifstream("/proc/self/maps").rdbuf();
-  return text.str();
-}
 
 // With a device each, where kernels wait for the others, and with one for all, where streams do.
 class CudaIpcFailure : public testing::TestWithParam<const char*> {
@@ -169,27 +144,12 @@ TEST_P(CudaIpcFailure, NothingFollowsACallThatWasGivenUp) {
 }
 
 TEST_P(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
-  spawn_on_ipc(2, [](World& world) {
-    const auto start = steady_clock::now();
-    EXPECT_THAT(fate_of_all_reduce(world, 4 + world.rank()),
-                AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 5")));
-    EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
-  });
+  expect_different_calls_are_quoted(spawn_on_ipc);
 }
 
 // Kernels that meet would take the one's bytes for the other's.
 TEST_P(CudaIpcFailure, DifferentCollectivesOfOneSizeAreQuotedOnBothSides) {
-  spawn_on_ipc(2, [](World& world) {
-    const std::string said = message_of([&] {
-      at::Tensor data = ones_there(world, 4);
-      Work work =
-          world.rank() == 0 ? world.group().all_reduce(data) : world.group().broadcast(data);
-      work.wait();
-      (void)data.cpu();
-      world.group().barrier().wait();
-    });
-    EXPECT_THAT(said, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
-  });
+  expect_different_collectives_are_quoted(spawn_on_ipc);
 }
 
 TEST_P(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
@@ -209,16 +169,7 @@ TEST_P(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
 }
 
 TEST_P(CudaIpcFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
-  spawn_on_ipc(2, [](World& world) {
-    const std::string said = message_of([&] {
-      std::vector<at::Tensor> all;
-      if (world.rank() == 0) all = {ones_there(world, 2), ones_there(world, 2)};
-      world.group().gather(all, ones_there(world, 2 + world.rank())).wait();
-      world.group().barrier().wait();
-    });
-    EXPECT_THAT(said, HasSubstr("gather #1 (root 0, float32 x 2) does not fit: rank 1 sends 12 "
-                                "bytes where rank 0 expects 8"));
-  });
+  expect_parts_that_do_not_fit_are_refused(spawn_on_ipc);
 }
 
 // Of a group that ended, well or not, no memory stays behind.

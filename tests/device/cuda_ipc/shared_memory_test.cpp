@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
-#include <sstream>
 
 #include "device/alike.h"
 #include "device/cuda_ipc/on_ipc.h"

@@ -17,7 +17,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <set>
 #include <sstream>
 #include <string>
 #include <utility>

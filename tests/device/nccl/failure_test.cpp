@@ -1,15 +1,13 @@
 // What ranks with devices say when one of them is lost, late or wrong.
 #include <c10/core/StreamGuard.h>
-#include <gmock/gmock.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <string>
 #include <thread>
 
+#include "device/failures.h"
 #include "device/nccl/of_one.h"
-#include "device/on_device.h"
 #include "lockstep/core/error.h"
 #include "support/pretend_launcher.h"
 
@@ -23,21 +21,6 @@ using std::chrono::steady_clock;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
-
-at::Tensor ones_there(const World& world, int64_t count) {
-  return at::ones({count}).to(world.device());
-}
-
-// Starts an all_reduce, reads its result, which a failure releases, and says what the group then
-// throws.
-std::string fate_of_all_reduce(World& world, int64_t count, const CallOptions& options = {}) {
-  return message_of([&] {
-    at::Tensor data = ones_there(world, count);
-    world.group().all_reduce(data, ReduceOp::Sum, options).wait();
-    (void)data.cpu();
-    world.group().barrier().wait();
-  });
-}
 
 TEST(NcclFailure, AKilledPeerEndsTheOthers) {
   spawn_on_device(
@@ -114,40 +97,15 @@ TEST(NcclFailure, ARankThatIsStoppedCountsNotAsWaiting) {
 }
 
 TEST(NcclFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
-  spawn_on_device(2, [](World& world) {
-    const auto start = steady_clock::now();
-    EXPECT_THAT(fate_of_all_reduce(world, 4 + world.rank()),
-                AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 5")));
-    EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
-  });
+  expect_different_calls_are_quoted(spawn_on_device);
 }
 
 TEST(NcclFailure, DifferentCollectivesAreQuotedOnBothSides) {
-  spawn_on_device(2, [](World& world) {
-    const std::string said = message_of([&] {
-      at::Tensor data = ones_there(world, 4);
-      Work work =
-          world.rank() == 0 ? world.group().all_reduce(data) : world.group().broadcast(data);
-      work.wait();
-      (void)data.cpu();
-      world.group().barrier().wait();
-    });
-    EXPECT_THAT(said, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
-  });
+  expect_different_collectives_are_quoted(spawn_on_device);
 }
 
 TEST(NcclFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
-  spawn_on_device(2, [](World& world) {
-    const std::string said = message_of([&] {
-      std::vector<at::Tensor> all;
-      if (world.rank() == 0) all = {ones_there(world, 2), ones_there(world, 2)};
-      const at::Tensor mine = ones_there(world, 2 + world.rank());
-      world.group().gather(all, mine).wait();
-      world.group().barrier().wait();
-    });
-    EXPECT_THAT(said, HasSubstr("gather #1 (root 0, float32 x 2) does not fit: rank 1 sends 12 "
-                                "bytes where rank 0 expects 8"));
-  });
+  expect_parts_that_do_not_fit_are_refused(spawn_on_device);
 }
 
 TEST(NcclFailure, WhatTheLibraryReportsEndsAllRanks) {

@@ -1,13 +1,10 @@
 // Which device a rank gets, and what it says when it cannot have one.
 #include <dlfcn.h>
-#include <gmock/gmock.h>
 
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "comm/host/libraries.h"
-#include "device/on_device.h"
+#include "device/failures.h"
 
 namespace lockstep::test {
 namespace {
@@ -33,12 +30,6 @@ void expect_refusal(const std::function<Environment(int)>& of,
     EXPECT_THAT(message_of([] { World::from_env({.timeout = std::chrono::seconds(60)}); }), said)
         << "rank " << rank;
   });
-}
-
-std::string maps() {
-  std::stringstream text;
-  text << std::ifstream("/proc/self/maps").rdbuf();
-  return text.str();
 }
 
 TEST(NcclStart, RanksTakeTheDevicesOfTheirLocalRanks) {

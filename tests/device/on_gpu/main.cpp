@@ -4,7 +4,6 @@
 // fails, since the others wait for them; one rank goes on.
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <set>
 

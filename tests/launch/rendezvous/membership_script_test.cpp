@@ -12,7 +12,6 @@ using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 Scenario calm(int hosts, int restarts = 0) {
   Scenario scenario;

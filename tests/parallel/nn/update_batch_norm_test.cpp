@@ -15,7 +15,6 @@
 namespace lockstep::test {
 namespace {
 
-using testing::HasSubstr;
 using torch::nn::BatchNorm1d;
 using torch::nn::BatchNormOptions;
 

@@ -1,8 +1,6 @@
 // A program with every tensor in its place.
 #pragma once
 
-#include <map>
-
 #include "random/group/program.h"
 
 namespace lockstep::random_group {

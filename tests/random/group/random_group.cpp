@@ -8,8 +8,6 @@
 // and the smallest program that fails.
 #include <fmt/format.h>
 
-#include <cstdlib>
-#include <functional>
 #include <map>
 #include <sstream>
 

@@ -5,8 +5,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <numeric>
 #include <utility>
 

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <map>
 
 #include "random/common/options.h"
 #include "random/runs/compare.h"

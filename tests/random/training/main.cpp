@@ -6,10 +6,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstring>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 

@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 
@@ -43,6 +44,12 @@ def run(*words, limit_s=LIMIT_S, **variables):
                                              text=True, timeout=limit_s))
     except subprocess.TimeoutExpired as late:
         raise AssertionError(f"{' '.join(words)} still runs after {limit_s} s: {late.stdout}\n{late.stderr}") from None
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def run_cases(cases):

@@ -151,6 +151,12 @@ class Training:
                 return left
             time.sleep(0.05)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
     def end(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "checkpoint/format/directory/folder_lock.h"
 #include "checkpoints/commands.h"
 #include "core/counted.h"
 #include "lockstep/checkpoint/error.h"
@@ -32,11 +33,6 @@ std::map<std::string, std::string> metadata_of(const TensorFiles& files,
 
 Existing existing(const Output& output) {
   return output.force ? Existing::Replace : Existing::Error;
-}
-
-std::string without_end_slash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
 }
 
 // The best checkpoint of a run that leaves its model, by the run's own files; empty: `folder` is
@@ -100,7 +96,8 @@ int write(const Output& output, bool is_file, const std::string& best = "") {
   } else {
     checkpoint::FolderOptions options{.metadata = metadata};
     if (output.max_shard_bytes > 0) options.max_shard_bytes = output.max_shard_bytes;
-    write_folder(without_end_slash(output.to), std::move(tensors), options, existing(output));
+    write_folder(checkpoint::without_end_slash(output.to), std::move(tensors), options,
+                 existing(output));
   }
   fmt::print("{}: {}, {}, of {}{}\n", output.to, counted(count, "tensor"), text_of_bytes(bytes),
              files->path(),

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <string_view>
 
+#include "core/number.h"
 #include "flags.h"
 #include "lockstep/core/environment.h"
 
@@ -34,12 +34,11 @@ std::vector<int> numbers_of(std::string_view flag, std::string_view text) {
   std::vector<int> numbers;
   for (size_t begin = 0; !text.empty() && begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    int value = -1;
-    const auto [stop, status] = std::from_chars(text.data() + begin, text.data() + end, value);
-    if (status != std::errc() || stop != text.data() + end || value < 0) {
+    const auto value = whole_number_from<int>(text.substr(begin, end - begin));
+    if (!value || *value < 0) {
       throw ConfigError(fmt::format("[run] {} '{}': give local ranks, such as 0,2,5", flag, text));
     }
-    numbers.push_back(value);
+    numbers.push_back(*value);
     begin = end + 1;
   }
   return numbers;
