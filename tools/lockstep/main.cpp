@@ -56,6 +56,15 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   return fmt::format(" (from {})", variable);
 }
 
+// CLI11 lists words that it did not expect in reverse order.
+std::string said_of_words(const CLI::App& program, const CLI::ParseError& error) {
+  const auto words = program.remaining(/*recurse=*/true);
+  const bool is_list = words.size() > 1 && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  return is_list
+             ? fmt::format("The following arguments were not expected: {}", fmt::join(words, " "))
+             : error.what();
+}
+
 // `what` CLI11 has said of the words, with what was meant by a flag that is unknown, and where to
 // read on.
 std::string explained(const CLI::App& program, std::string what,
@@ -197,8 +206,8 @@ int run(std::vector<std::string> words) {
   } catch (const CLI::Success& asked) {  // --help, --version
     return program.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return complain(explained(program, error.what() + source_of(error.what(), given), given),
-                    kWrongUsage);
+    const std::string what = said_of_words(program, error);
+    return complain(explained(program, what + source_of(what, given), given), kWrongUsage);
   }
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();
