@@ -228,7 +228,9 @@ TEST_F(Tool, OutputThatIsLostIsAnError) {
                                       args.substr(0, args.find(' '))));
   }
   EXPECT_THAT(lost("diff " + one_ + " " + one_), testing::EndsWith("status 2\n"));
-  EXPECT_THAT(lost("--help"), AllOf(HasSubstr("[help] stdout"), testing::EndsWith("status 1\n")));
+  for (const std::string help : {"--help", "train --help", "sweep --help"}) {
+    EXPECT_THAT(lost(help), AllOf(HasSubstr("] stdout"), testing::EndsWith("status 1\n")));
+  }
 }
 
 TEST_F(Tool, MergeAssemblesBoxes) {

@@ -142,11 +142,12 @@ int complain_of_output(const std::string& command, int error, int exit_code) {
                   exit_code);
 }
 
-// What was printed may still be on its way: on a full disk it is lost only now. What `train` and
-// `sweep` have done is in their files.
+// What was printed may still be on its way: on a full disk it is lost only now.
+bool is_printed() { return std::fflush(stdout) == 0 && std::ferror(stdout) == 0; }
+
+// What `train` and `sweep` have done is in their files.
 int with_output(const std::string& command, int exit_code) {
-  if (command == "train" || command == "sweep") return exit_code;
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  if (command == "train" || command == "sweep" || is_printed()) return exit_code;
   return complain_of_output(command, errno, exit_code == 0 ? failure_of(command) : exit_code);
 }
 
@@ -204,7 +205,9 @@ int run(std::vector<std::string> words) {
   try {
     program.parse(words);
   } catch (const CLI::Success& asked) {  // --help, --version
-    return program.exit(asked);
+    const int exit_code = program.exit(asked);
+    if (!is_printed()) throw std::system_error(errno, std::generic_category());
+    return exit_code;
   } catch (const CLI::ParseError& error) {
     const std::string what = said_of_words(program, error);
     return complain(explained(program, what + source_of(what, given), given), kWrongUsage);
