@@ -154,5 +154,6 @@ int main(int argc, char** argv) {
   number("--heads", options.heads, "of attention");
   number("--sample-tokens", options.sample_tokens, "that it writes at the end");
   example::add_training_options(app, options);
-  return example::run(app, argc, argv, [&] { train(lockstep::World::from_env(), options); });
+  const auto body = [&] { train(lockstep::World::from_env(), options); };
+  return example::run(app, argc, argv, body, example::Result::InFiles);
 }

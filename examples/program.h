@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
@@ -140,20 +141,32 @@ inline std::string unknown_words(const CLI::App& app) {
   return "unknown word " + app.remaining().front() + " (see --help)";
 }
 
+// The exit status of a program whose result is what it printed: not 0 where that is lost, as on a
+// full disk.
+inline int with_output(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  const std::string why = std::strerror(errno);
+  return fail("stdout cannot be written: " + why + ": make room, or redirect it to another place",
+              1);
+}
+
+// Where what a program has done is to be found.
+enum class Result { Printed, InFiles };
+
 // Reads the options and runs the program. Returns the exit status: 2 when the user asked for
 // something impossible, 1 when something else went wrong. Under `lockstep run` the first rank that
 // fails ends the job.
 template <class Body>
-int run(CLI::App& app, int argc, char** argv, const Body& body) {
+int run(CLI::App& app, int argc, char** argv, const Body& body, Result result = Result::Printed) {
   setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // lines appear when they are complete, in a pipe too
   try {
     for (int i = 1; i < argc; ++i) check_word(argv[i]);
     app.parse(argc, argv);
     for (const CLI::Option* option : app.get_options()) check_values(*option);
     body();
-    return 0;
+    return result == Result::Printed ? with_output(0) : 0;
   } catch (const CLI::Success& asked) {  // --help
-    return app.exit(asked);
+    return with_output(app.exit(asked));
   } catch (const CLI::ExtrasError&) {
     return fail(unknown_words(app), 2);
   } catch (const CLI::ParseError& error) {

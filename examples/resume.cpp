@@ -99,10 +99,11 @@ int main(int argc, char** argv) {
   example::add_training_options(app, options);
 
   bool is_done = true;
-  const int status = example::run(app, argc, argv, [&] {
+  const auto body = [&] {
     // From the start on: a signal that comes while ranks meet must not end them.
     const lockstep::PreemptionNotice notice;
     is_done = train(lockstep::World::from_env(), notice, options);
-  });
+  };
+  const int status = example::run(app, argc, argv, body, example::Result::InFiles);
   return status == 0 && !is_done ? lockstep::kRequeueStatus : status;
 }

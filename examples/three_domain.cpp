@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
   bool preempted = false;
   std::vector<char*> words{argv[0]};
   for (auto& argument : arguments.words) words.push_back(argument.data());
-  const int status = example::run(app, static_cast<int>(words.size()), words.data(), [&] {
+  const auto body = [&] {
     if (!flags.order.empty()) {
       flags.run.order.clear();
       std::stringstream names(flags.order);
@@ -265,6 +265,8 @@ int main(int argc, char** argv) {
     if (!flags.force) lockstep::plan::check_memory(flags.run, world);
     const auto course = course_of(flags);
     preempted = rl::run_continual(world, course, flags.run, &*notice).preempted;
-  });
+  };
+  const int status = example::run(app, static_cast<int>(words.size()), words.data(), body,
+                                  example::Result::InFiles);
   return status == 0 && preempted ? lockstep::kRequeueStatus : status;
 }

@@ -11,9 +11,13 @@ using lockstep::data::FashionMnist;
 using lockstep::data::Split;
 
 int main(int argc, char** argv) {
+  const std::string folder = argc > 1 ? argv[1] : "/usr/share/datasets/fashion-mnist";
+  if (folder.starts_with("-") || argc > 2) {
+    (folder == "--help" ? std::cout : std::cerr) << "usage: train_mnist [FOLDER]\n";
+    return folder == "--help" ? 0 : 2;
+  }
   const auto world = lockstep::World::from_env();
   lockstep::seed_everything(1, world);
-  const std::string folder = argc > 1 ? argv[1] : "/usr/share/datasets/fashion-mnist";
   const FashionMnist images(folder, Split::Train), test_images(folder, Split::Test);
 
   nn::Sequential net(nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 10));

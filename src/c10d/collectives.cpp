@@ -321,8 +321,8 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Reduction reduction = reduction_of(opts.reduceOp, outputs[i].scalar_type());
     all.push_back([this, output = outputs[i], input = inputs[i], reduction, timeout] {
-      return std::vector{group().reduce_scatter(summand(output), prepared(input, reduction),
-                                                reduction.op, options_of(reduction, timeout))};
+      return std::vector{group().reduce_scatter(summand(output), input_summand(input), reduction.op,
+                                                options_of(reduction, timeout))};
     });
   }
   const auto type =

@@ -85,13 +85,9 @@ Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype) {
       TORCH_CHECK_VALUE(given != nullptr, "[lockstep] PREMUL_SUM without a factor");
       TORCH_CHECK_VALUE(!at::isIntegralType(dtype, /*includeBool=*/true),
                         "[lockstep] PREMUL_SUM is for floating point, not for ", dtype);
-      const at::Tensor& factors = given->tensor_factor;
-      if (factors.defined() && factors.numel() != 1) {
-        reduction.factors = factors;
-      } else {
-        reduction.op = comm::ReduceOp::PreMulSum;
-        reduction.factor = factors.defined() ? factors.item<double>() : given->double_factor;
-      }
+      const at::Tensor& factor = given->tensor_factor;  // of one element
+      reduction.op = comm::ReduceOp::PreMulSum;
+      reduction.factor = factor.defined() ? factor.item<double>() : given->double_factor;
       break;
     }
     default:
@@ -104,10 +100,7 @@ at::Tensor summand(const at::Tensor& tensor) {
   return tensor.is_complex() ? pairs(tensor) : tensor;
 }
 
-at::Tensor prepared(const at::Tensor& input, const Reduction& reduction) {
-  const at::Tensor all = reduction.factors.defined() ? input * reduction.factors : input;
-  return summand(all.resolve_conj());
-}
+at::Tensor input_summand(const at::Tensor& input) { return summand(input.resolve_conj()); }
 
 comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout) {
   return {.timeout = timeout, .factor = reduction.factor};
@@ -116,7 +109,6 @@ comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout) {
 std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,
                                      const Reduction& reduction, milliseconds timeout) {
   return {[&group, tensor, reduction, timeout] {
-    if (reduction.factors.defined()) comm::assign(summand(tensor), prepared(tensor, reduction));
     return std::vector{
         group.all_reduce(summand(tensor), reduction.op, options_of(reduction, timeout))};
   }};
@@ -126,8 +118,7 @@ std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& ten
                                  const Reduction& reduction, milliseconds timeout) {
   return {[&group, tensor, root, reduction, timeout] {
     const bool is_root = group.rank() == root;
-    const at::Tensor own = is_root ? summand(tensor) : prepared(tensor, reduction);
-    if (is_root && reduction.factors.defined()) comm::assign(own, prepared(tensor, reduction));
+    const at::Tensor own = is_root ? summand(tensor) : input_summand(tensor);
     return std::vector{group.reduce(own, root, reduction.op, options_of(reduction, timeout))};
   }};
 }
@@ -137,7 +128,7 @@ std::vector<Stage> reduce_scatter_stages(const comm::Group& group, const at::Ten
                                          const Reduction& reduction, milliseconds timeout) {
   return {[&group, output, inputs, reduction, timeout] {
     std::vector<at::Tensor> in;
-    for (const at::Tensor& input : inputs) in.push_back(prepared(input, reduction));
+    for (const at::Tensor& input : inputs) in.push_back(input_summand(input));
     return std::vector{
         group.reduce_scatter(summand(output), in, reduction.op, options_of(reduction, timeout))};
   }};

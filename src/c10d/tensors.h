@@ -22,16 +22,15 @@ std::vector<at::Tensor> plain_inputs(const std::vector<at::Tensor>& tensors);
 // How c10d's reduction is had from one of Group's.
 struct Reduction {
   comm::ReduceOp op = comm::ReduceOp::Sum;
-  double factor = 1;        // of PreMulSum
-  at::Tensor factors = {};  // by which each rank multiplies first, if defined
+  double factor = 1;  // of PreMulSum
 };
 // Throws c10::ValueError for one that has no meaning for the dtype.
 Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 
 // The tensor that Group combines, sharing memory: complex numbers as pairs. Throws as plain() does.
 at::Tensor summand(const at::Tensor& tensor);
-// The data that is handed to Group in the place of an input: multiplied first, if it has to be.
-at::Tensor prepared(const at::Tensor& input, const Reduction& reduction);
+// The same of a tensor that is only read: a copy of such a conjugate.
+at::Tensor input_summand(const at::Tensor& input);
 comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout);
 
 // Stages that combine `tensor` in place over all ranks, or onto `root` only.

@@ -37,7 +37,7 @@ std::string read_file(const std::string& path) {
 
 void write_file(const std::string& path, std::string_view bytes) {
   const std::string draft = fmt::format("{}.{}.tmp", path, ::getpid());
-  Fd fd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  Fd fd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) throw_system_error(draft, "cannot be created");
   const auto fail = [&](const std::string& name, std::string_view what) {
     const int error = errno;

@@ -101,7 +101,7 @@ struct TokenWriter::State {
   void begin_shard() {
     path = fmt::format("{}/{:05}.bin", folder, shards.size());
     open_standard_streams();
-    fd = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    fd = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!fd) fail_system(path, "cannot be created");
   }
   void end_shard() {

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <set>
 #include <string>
+#include <system_error>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -321,6 +323,21 @@ void compare_lines(const std::vector<std::string>& lines, const comm::Group& gro
           at(first), rank, at(other)));
     }
   }
+}
+
+bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
+  namespace fs = std::filesystem;
+  if (folder.empty()) return false;
+  std::error_code error;
+  const auto plain = [&](const fs::path& path) {
+    const auto found = fs::weakly_canonical(fs::absolute(path), error);
+    return error ? path : found;
+  };
+  if (fs::exists(folder, error)) return plain(folder + "/..") == plain(directory);
+  // Its own "..", where it is gone, would be no folder.
+  fs::path gone = fs::absolute(folder).lexically_normal();
+  if (!gone.has_filename()) gone = gone.parent_path();
+  return plain(gone.parent_path()) == plain(directory);
 }
 
 }  // namespace lockstep::train

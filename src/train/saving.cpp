@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <sstream>
-#include <system_error>
 
 #include "core/files/job_file.h"
 #include "core/number.h"
@@ -60,21 +59,6 @@ std::string plateau_of(const TrainedPart& part) { return "the schedule of '" + p
 constexpr const char *kEarly = "early stopping", *kBest = "the best checkpoint";
 
 }  // namespace
-
-bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
-  namespace fs = std::filesystem;
-  if (folder.empty()) return false;
-  std::error_code error;
-  const auto plain = [&](const fs::path& path) {
-    const auto found = fs::weakly_canonical(fs::absolute(path), error);
-    return error ? path : found;
-  };
-  if (fs::exists(folder, error)) return plain(folder + "/..") == plain(directory);
-  // Its own "..", where it is gone, would be no folder.
-  fs::path gone = fs::absolute(folder).lexically_normal();
-  if (!gone.has_filename()) gone = gone.parent_path();
-  return plain(gone.parent_path()) == plain(directory);
-}
 
 void Training::track_all() {
   const auto& saving = options_.saving;
@@ -370,16 +354,21 @@ bool Training::is_restarted_here() {
 
 // From here on a restart of this job resumes from what is newest in the directory. Where that is
 // none of this run's, or only a callback or a signal may save, from its first checkpoint on: the
-// name of a job before goes (where none may be saved, if it is the same).
+// name of a job before goes (where none may be saved, if it is the same, and has ended).
 void Training::begin_job() {
   const auto& directory = options_.saving.directory;
   const auto found = seen_by_main([&] {
     const bool goes_back = is_checkpoint_of(options_.saving.resume_from, directory);
     if (!goes_back && saves()) write_job_file(directory);
     const std::string file = directory + "/job.txt";
-    std::error_code error;  // a run that saves nothing may not be able to
-    if (goes_back && (saves() || names_this_job(directory))) std::filesystem::remove(file, error);
-    if (error && saves()) throw std::filesystem::filesystem_error("cannot remove", file, error);
+    if (goes_back && saves()) std::filesystem::remove(file);
+    if (goes_back && !saves() && names_this_job(directory)) {
+      try {  // it may not write, or a job of its name works there at present
+        const auto alone = checkpoint::FolderLock::of_checkpoints(directory);
+        std::filesystem::remove(file);
+      } catch (const std::exception&) {
+      }
+    }
     return goes_back || !saves() ? "owes" : "";
   });
   owes_job_file_ = !found.empty();

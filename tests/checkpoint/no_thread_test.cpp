@@ -1,19 +1,15 @@
 // A save in the background where one rank may have no further thread: it writes its share itself.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/fsuid.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <thread>
 
 #include "lockstep/checkpoint/checkpointer.h"
 #include "support/folder.h"
 #include "support/spawn.h"
+#include "support/threads.h"
 #include "support/thrown.h"
 
 namespace lockstep::checkpoint {
@@ -30,19 +26,6 @@ struct Disk : FileSystem {
   bool is_broken = false;
 };
 
-void forbid_threads() {
-  rlimit most{};
-  ASSERT_EQ(getrlimit(RLIMIT_NPROC, &most), 0);
-  most.rlim_cur = 0;
-  ASSERT_EQ(setrlimit(RLIMIT_NPROC, &most), 0);
-  // Root has no such limit. This thread alone is another user's, and its files are still root's.
-  if (geteuid() == 0) {
-    ASSERT_EQ(syscall(SYS_setresuid, 65534, 65534, 0), 0);
-    setfsuid(0);
-  }
-  ASSERT_THROW(std::thread([] {}).join(), std::system_error);
-}
-
 TEST(CheckpointerWithoutAThread, WritesTheRanksShareInSave) {
   const test::Folder folder;
   test::spawn(2, [&](comm::World& world) {
@@ -51,7 +34,7 @@ TEST(CheckpointerWithoutAThread, WritesTheRanksShareInSave) {
     torch::nn::Linear net(8, 8);
     Checkpointer checkpoints(world, folder.path(), {.async = true, .files = &disk});
     checkpoints.track("net", net);
-    if (world.rank() == 1) forbid_threads();
+    if (world.rank() == 1) test::forbid_threads();
     checkpoints.save(1);
     checkpoints.finish();
     EXPECT_EQ(checkpoints.restore_latest().value().step, 1);

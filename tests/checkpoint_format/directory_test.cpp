@@ -1,8 +1,10 @@
 #include "lockstep/checkpoint/directory.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,6 +111,19 @@ TEST(Directory, OneThatIsRemovedWhileAJobSavesIsAnError) {
 TEST(Directory, OneThatCannotBeWrittenIsAnError) {
   EXPECT_THAT(message_of<CheckpointError>([] { Directory directory("/proc/lockstep/runs"); }),
               HasSubstr("[checkpoint] /proc/lockstep: cannot be made: "));
+}
+
+// For a group that shares a folder.
+TEST(Directory, HasTheRightsThatTheUmaskLeaves) {
+  const Folder folder;
+  const mode_t before = umask(002);
+  auto& files = checkpoint::system_files();
+  EXPECT_EQ(files.make_directory(folder / "a"), 0);
+  EXPECT_EQ(files.close(files.open(folder / "a/b", O_WRONLY | O_CREAT)), 0);
+  umask(before);
+  namespace fs = std::filesystem;
+  EXPECT_EQ(fs::status(folder / "a").permissions(), fs::perms(0775));
+  EXPECT_EQ(fs::status(folder / "a/b").permissions(), fs::perms(0664));
 }
 
 TEST(Directory, ASecondWriterIsToldWhoIsFirst) {

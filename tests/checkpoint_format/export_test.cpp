@@ -18,12 +18,15 @@
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "support/folder.h"
+#include "support/thrown.h"
 #include "support/tool.h"
 
 namespace lockstep::test {
 namespace {
 
 using checkpoint::Existing;
+using testing::AllOf;
+using testing::HasSubstr;
 
 std::vector<checkpoint::TensorToWrite> tensor_of(const std::vector<float>& values) {
   return {{"a", dtype("F32"), {static_cast<int64_t>(values.size())}, bytes_of(values)}};
@@ -137,6 +140,23 @@ TEST(Export, ATensorWithoutANameIsATensor) {
   ASSERT_THAT(file.tensors(), testing::ElementsAre(testing::Key("")));
   EXPECT_EQ(file.bytes(file.tensors().at("")), bytes_of(values));
   EXPECT_THROW(checkpoint::select(*files, {"net"}), CheckpointError);
+}
+
+// As an export of another rank begins with the removal of what a killed one has left.
+TEST(Export, AnotherProcessOfTheSameFolderIsSuspectedOfRemovingItsFiles) {
+  struct Shared : checkpoint::FileSystem {
+    int rename(const std::string& from, const std::string& to) override {
+      unlink(from);
+      return FileSystem::rename(from, to);
+    }
+  } files;
+  const Folder folder;
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                checkpoint::write_folder(folder / "net", tensor_of({1}), {}, Existing::Replace,
+                                         files);
+              }),
+              AllOf(HasSubstr("cannot be renamed to " + folder / "net/model.safetensors"),
+                    HasSubstr("another rank, write it at the same time? One rank has to)")));
 }
 
 // --to /dev/null --force, by root, replaced the machine's device by a file.

@@ -32,8 +32,8 @@ for line in sys.stdin:
             reply["content"] = str(calls[request["sid"]])
         if name == "process":
             reply["content"] = str(os.getpid())
-        if name == "talk":
-            print("x" * (1 << 20), file=sys.stderr)
+        if name in ("talk", "whisper"):
+            print("x" * (1 << 20 if name == "talk" else 1000), file=sys.stderr)
         if name == "hang":
             time.sleep(1000)
         if name == "die":

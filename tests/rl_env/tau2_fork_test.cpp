@@ -59,5 +59,20 @@ TEST(Tau2OfAJob, KeepsTheEndOfWhatAProcessSays) {
   EXPECT_LT(std::filesystem::file_size(fmt::format("/proc/{}/fd/2", bridge.pid())), 3 << 20);
 }
 
+// As while it writes: it went on where it was, behind as many zeros.
+TEST(Tau2OfAJob, WritesFromTheBeginningOnceItsWordsAreForgotten) {
+  const Tau2Bridge bridge(
+      {.command = {"python3", LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"}});
+  const Tau2Domain domain("airline", bridge);
+  const auto world = domain.make();
+  world->reset({.domain = "airline", .split = "base", .id = "0"}, 0);
+  const auto words = fmt::format("/proc/{}/fd/2", bridge.pid());
+  for (int i = 0; i < 2; ++i) {
+    std::filesystem::resize_file(words, 0);
+    world->call({.id = "a", .name = "whisper"});
+    EXPECT_EQ(std::filesystem::file_size(words), 1001u);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::rl

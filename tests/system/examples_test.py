@@ -331,6 +331,17 @@ def test_batches_that_cannot_be_are_refused(_):
     done.expect(2, err=r"--batch-size 5001 on 2 ranks is more than the 10000 samples")
 
 
+def test_output_that_is_lost_is_an_error(_):
+    for words in ("collectives", "mnist --steps 1", "gpt --help"):
+        done = run("sh", "-c", f"{BIN}/{words} > /dev/full")
+        done.expect(1, err="^error: stdout cannot be written: No space left on device: make room")
+
+
+def test_the_trainers_program_says_its_usage(_):
+    run(BIN / "train_mnist", "--help").expect(out=r"^usage: train_mnist \[FOLDER\]$")
+    run(BIN / "train_mnist", "--epochs", 1).expect(2, err=r"^usage: train_mnist \[FOLDER\]$")
+
+
 def test_contradicting_environment(_):
     run(BIN / "mnist", RANK="1").expect(2, err="RANK is set, but WORLD_SIZE is not")
     run(BIN / "mnist", RANK="2", WORLD_SIZE="2").expect(2, err="RANK=2 with WORLD_SIZE=2")

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <set>
 
 #include "support/folder.h"
@@ -40,6 +41,15 @@ TEST(WrittenFile, AndItsNameAreOnTheDisk) {
   text::write_file(folder / "a", "text");
   EXPECT_TRUE(synced().contains(inode_of(folder / "a")));
   EXPECT_TRUE(synced().contains(inode_of(folder.path())));
+}
+
+// For a group that shares a folder.
+TEST(WrittenFile, HasTheRightsThatTheUmaskLeaves) {
+  const Folder folder;
+  const mode_t before = umask(002);
+  text::write_file(folder / "a", "text");
+  umask(before);
+  EXPECT_EQ(std::filesystem::status(folder / "a").permissions(), std::filesystem::perms(0664));
 }
 
 }  // namespace

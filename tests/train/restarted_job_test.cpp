@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "checkpoint/format/directory/folder_lock.h"
 #include "lockstep/checkpoint/directory.h"
 #include "support/folder.h"
 #include "support/spawn.h"
@@ -127,6 +128,18 @@ TEST_P(RestartedJob, GoesOnBesideOneThatOnlyBeganWithItsCheckpoint) {
   other.saves_when_asked = true;
   expect_resumed(other, 4);
   expect_resumed({.job = "a", .restarts = "1", .breaks_after = 9}, 6);
+}
+
+// As the last, of jobs of torchrun's that have one name: it was refused, as another run's.
+TEST_P(RestartedJob, GoesOnBesideOneOfItsNameThatOnlyBeganWithItsCheckpoint) {
+  expect_resumed({.job = "a", .breaks_after = 7, .resume = train::Resume::Never}, -1);
+  {
+    const auto works = checkpoint::FolderLock::of_checkpoints(run_);
+    Start other{.job = "a", .from = saved(4), .breaks_after = 5};
+    other.saves_when_asked = true;
+    expect_resumed(other, 4);
+  }
+  expect_resumed({.job = "a", .restarts = "1", .resume = train::Resume::Never}, 6);
 }
 
 TEST_P(RestartedJob, GoesOnWhereAFirstStartHadToBeANewRun) {

@@ -411,5 +411,32 @@ TEST_F(Monitor, WhatCannotBeDoneIsSaidOnAllRanks) {
   });
 }
 
+// The other ranks waited for the one that had thrown.
+TEST_F(Monitor, WhatIsWrongOnOneRankIsSaidOnAll) {
+  const auto refusal = [&](World& world, const MonitorOptions& wrong, const MonitorOptions& right) {
+    try {
+      RunMonitor monitor(world, world.rank() == 1 ? wrong : right);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  spawn(2, [&](World& world) {
+    const std::string folder = folder_.path();
+    EXPECT_THAT(refusal(world, {.every_steps = 0}, {}), HasSubstr("every_steps is 0"));
+    EXPECT_THAT(refusal(world, {.tensorboard = true}, {}), HasSubstr("tensorboard needs a dir"));
+    EXPECT_THAT(refusal(world, {.trace_steps = {1, 2}}, {}), HasSubstr("trace_steps needs a dir"));
+    EXPECT_THAT(refusal(world, {.directory = folder, .trace_steps = {3, 2}}, {.directory = folder}),
+                HasSubstr("trace_steps are 3 to 2"));
+    EXPECT_THAT(refusal(world, {.every_steps = 2}, {}), HasSubstr("rank 1 has every_steps = 2"));
+    EXPECT_THAT(refusal(world, {.total_steps = 9}, {}), HasSubstr("rank 1 has total_steps = 9"));
+    EXPECT_THAT(refusal(world, {.resumed_at = 9}, {}), HasSubstr("rank 1 has resumed_at = 9"));
+    EXPECT_THAT(refusal(world, {.directory = folder, .trace_steps = {1, 2}}, {}),
+                HasSubstr("rank 1 has trace_steps = 1 to 2"));
+    world.group().barrier().wait();
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "metrics.jsonl"));
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -56,6 +56,15 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   return fmt::format(" (from {})", variable);
 }
 
+// CLI11 lists words that it did not expect in reverse order.
+std::string said_of_words(const CLI::App& program, const CLI::ParseError& error) {
+  const auto words = program.remaining(/*recurse=*/true);
+  const bool is_list = words.size() > 1 && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  return is_list
+             ? fmt::format("The following arguments were not expected: {}", fmt::join(words, " "))
+             : error.what();
+}
+
 // `what` CLI11 has said of the words, with what was meant by a flag that is unknown, and where to
 // read on.
 std::string explained(const CLI::App& program, std::string what,
@@ -133,11 +142,12 @@ int complain_of_output(const std::string& command, int error, int exit_code) {
                   exit_code);
 }
 
-// What was printed may still be on its way: on a full disk it is lost only now. What `train` and
-// `sweep` have done is in their files.
+// What was printed may still be on its way: on a full disk it is lost only now.
+bool is_printed() { return std::fflush(stdout) == 0 && std::ferror(stdout) == 0; }
+
+// What `train` and `sweep` have done is in their files.
 int with_output(const std::string& command, int exit_code) {
-  if (command == "train" || command == "sweep") return exit_code;
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  if (command == "train" || command == "sweep" || is_printed()) return exit_code;
   return complain_of_output(command, errno, exit_code == 0 ? failure_of(command) : exit_code);
 }
 
@@ -195,10 +205,12 @@ int run(std::vector<std::string> words) {
   try {
     program.parse(words);
   } catch (const CLI::Success& asked) {  // --help, --version
-    return program.exit(asked);
+    const int exit_code = program.exit(asked);
+    if (!is_printed()) throw std::system_error(errno, std::generic_category());
+    return exit_code;
   } catch (const CLI::ParseError& error) {
-    return complain(explained(program, error.what() + source_of(error.what(), given), given),
-                    kWrongUsage);
+    const std::string what = said_of_words(program, error);
+    return complain(explained(program, what + source_of(what, given), given), kWrongUsage);
   }
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();

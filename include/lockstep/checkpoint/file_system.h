@@ -20,7 +20,7 @@ namespace lockstep::checkpoint {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  virtual int open(const std::string& path, int flags);  // with O_CLOEXEC; mode 0644
+  virtual int open(const std::string& path, int flags);  // with O_CLOEXEC; mode 0666
 
   // The system calls of their names; a folder's are mkdir and rmdir.
   virtual ssize_t write(int fd, const char* bytes, size_t count);

@@ -98,8 +98,9 @@ struct StepFigures {
 // in the next report, with its step and rank.
 class RunMonitor {
  public:
-  // Gathers the hosts' names. Throws ConfigError for options that contradict each other; Error on
-  // all ranks when rank 0 cannot write its files.
+  // Gathers the hosts' names. Throws on all ranks ConfigError for options that contradict each
+  // other on any of them, and for steps to report or trace that differ between ranks; Error when
+  // rank 0 cannot write its files.
   RunMonitor(const comm::World& world, MonitorOptions options);
   ~RunMonitor();
   RunMonitor(const RunMonitor&) = delete;

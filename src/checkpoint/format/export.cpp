@@ -98,10 +98,18 @@ class Temporary {
   std::string make(const std::string& path) const {
     std::string file = of(path);
     const int fd = files_.open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
-    if (fd < 0 || files_.close(fd) != 0) throw_system_error(file, "cannot be made");
+    if (fd < 0 || files_.close(fd) != 0) {
+      throw_system_error(fmt::format("{}: {}, as which it begins", path, file), "cannot be made");
+    }
     return file;
   }
-  void put(const std::string& path) const { rename(files_, of(path), path); }
+  void put(const std::string& path) const {
+    if (files_.rename(of(path), path) == 0) return;
+    const auto* const cause = errno == ENOENT ? " (does another process, such as another rank, "
+                                                "write it at the same time? One rank has to)"
+                                              : "";
+    throw_system_error(of(path), fmt::format("cannot be renamed to {}{}", path, cause));
+  }
   void remove(const std::string& path) const { files_.unlink(of(path)); }
 
  private:

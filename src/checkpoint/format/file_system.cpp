@@ -51,7 +51,7 @@ class WithoutSizeSignal {
 
 int FileSystem::open(const std::string& path, int flags) {
   open_standard_streams();
-  return ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+  return ::open(path.c_str(), flags | O_CLOEXEC, 0666);
 }
 ssize_t FileSystem::write(int fd, const char* bytes, size_t count) {
   const WithoutSizeSignal guard;
@@ -63,7 +63,7 @@ int FileSystem::rename(const std::string& from, const std::string& to) {
   return ::rename(from.c_str(), to.c_str());
 }
 int FileSystem::unlink(const std::string& path) { return ::unlink(path.c_str()); }
-int FileSystem::make_directory(const std::string& path) { return ::mkdir(path.c_str(), 0755); }
+int FileSystem::make_directory(const std::string& path) { return ::mkdir(path.c_str(), 0777); }
 int FileSystem::remove_directory(const std::string& path) { return ::rmdir(path.c_str()); }
 void* FileSystem::map(int fd, size_t bytes) {
   return ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);

@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <system_error>
 
+#include "core/process/thread.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::comm {
@@ -14,6 +16,16 @@ namespace {
 constexpr size_t kNamed = 8;
 
 bool is_late(const std::string& reason) { return reason.starts_with("timed out"); }
+
+// Why the system gives this process no thread, such as the one that asks the store.
+std::optional<std::string> refused_thread() {
+  try {
+    thread_without_signals([] {}).join();
+    return std::nullopt;
+  } catch (const std::system_error& refused) {
+    return refused.what();
+  }
+}
 
 }  // namespace
 
@@ -52,10 +64,16 @@ std::string Diagnosis::name(int rank) const {
 }
 
 std::string Diagnosis::silent_store() const {
+  if (const auto refused = refused_thread()) {
+    return fmt::format(
+        "the ranks' store was not asked, so where the others are is not known: this process may "
+        "have no further thread ({})",
+        *refused);
+  }
   const bool of_torchrun = env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   if (!of_torchrun && members_[rank_] == 0) {
     return "the ranks' store, which this rank serves, does not answer it, so where the others are "
-           "is not known: this machine is overloaded, or the process may have no further thread";
+           "is not known: this machine is overloaded";
   }
   return fmt::format(
       "the ranks' store does not answer, so where the others are is not known: {}, which serves "

@@ -40,7 +40,7 @@ class Diagnosis {
   // The advice (CallOptions::advice) of this rank's call, or of another's, for ranks that have
   // diverged.
   std::string advice(const Notice& mine, const PeerStatus::Notices& notices) const;
-  // That the store has not answered this rank.
+  // That the store has not answered this rank, or could not be asked.
   std::string silent_store() const;
   std::string others(const Notice& mine, const std::string& seen,
                      const PeerStatus::Notices& notices) const;

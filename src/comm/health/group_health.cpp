@@ -122,8 +122,17 @@ void GroupHealth::check_alive() const {
 std::optional<std::string> GroupHealth::failure() {
   if (const auto why = end_.why()) return why;
   if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.abort_text();
-  if (peers_post() && peer_status_.peek()) return "another rank has aborted it";
-  return std::nullopt;
+  const auto notices = peers_post() ? peer_status_.peek() : std::nullopt;
+  if (!notices) return std::nullopt;
+  std::string who;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto& notice = (*notices)[static_cast<size_t>(peer)];
+    if (!notice || notice->state != Notice::State::Failed) continue;
+    // Calls may have failed of the end that abort() has made.
+    if (who.empty() || notice->text == Notice::kEnd)
+      who = fmt::format(" ({} {})", diagnosis_.name(peer), notice->failure());
+  }
+  return "another rank has aborted it" + who;
 }
 
 }  // namespace lockstep::comm

@@ -205,7 +205,9 @@ void PeerStatus::Shared::exchange(const Notice& mine, std::chrono::milliseconds 
 }
 
 PeerStatus::PeerStatus(Store store, int rank, std::vector<int> members)
-    : shared_(std::make_shared<Shared>(std::move(store), rank, std::move(members))) {}
+    : shared_(std::make_shared<Shared>(std::move(store), rank, std::move(members))) {
+  shared_->notices.resize(shared_->members.size());
+}
 
 PeerStatus::Notices PeerStatus::exchange(const Notice& mine, std::chrono::milliseconds limit) {
   std::unique_lock lock(shared_->mutex);
@@ -219,15 +221,21 @@ PeerStatus::Notices PeerStatus::exchange(const Notice& mine, std::chrono::millis
   return shared_->notices;
 }
 
-bool PeerStatus::peek() {
+std::optional<PeerStatus::Notices> PeerStatus::peek() {
   const std::lock_guard lock(shared_->mutex);
-  if (shared_->busy || shared_->failed) return shared_->failed;
+  if (shared_->failed) return shared_->notices;
+  if (shared_->busy) return std::nullopt;
   Shared::start(shared_, [](Shared& shared) {
-    const bool failed = shared.store.check({kFailed});
+    if (!shared.store.check({kFailed})) return;
+    try {
+      shared.read_round();
+    } catch (const std::exception&) {
+      // The store has gone meanwhile, and with it what the rank had said.
+    }
     const std::lock_guard inner(shared.mutex);
-    shared.failed = failed;
+    shared.failed = true;
   });
-  return false;
+  return std::nullopt;
 }
 
 void PeerStatus::post(const Notice& mine) {

@@ -62,9 +62,9 @@ class PeerStatus {
   // notice of Failed, less when the launcher has explained the end. Never takes much longer, and
   // never throws, even when the store does not answer.
   Notices exchange(const Notice& mine, std::chrono::milliseconds limit);
-  // Whether some rank has posted that it failed, as far as is known; asks the store in the
+  // The notices once some rank has posted that it failed, as far as is known; asks the store in the
   // background.
-  bool peek();
+  std::optional<Notices> peek();
   // Only posts it, in the background.
   void post(const Notice& mine);
 

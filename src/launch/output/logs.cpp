@@ -76,7 +76,7 @@ std::vector<Logs::Files> Logs::open_all(const Options& options, int restarts) co
       if (!wanted) return Fd();
       // For appending: the rank and the launcher may both write to it.
       const std::string path = folder + name;
-      Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+      Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
       if (!file) refuse(options, path, std::strerror(errno));
       return file;
     };

@@ -45,7 +45,7 @@ Writer::Target::Target(std::string path) : name_(std::move(path)), by_path_(true
 
 int Writer::Target::open() {
   if (by_path_ && !owned_) {
-    owned_ = Fd(::open(name_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    owned_ = Fd(::open(name_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   }
   if (at_once_ == 0 && fd() >= 0) {
     struct stat status;

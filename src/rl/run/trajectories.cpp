@@ -64,7 +64,7 @@ std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& u
 
 // Returns errno, or 0. What comes after `at` is gone either way, as far as the file system lets it.
 int write_at(const std::string& path, int64_t at, std::string_view bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (fd < 0) return errno;
   int64_t end = at;
   int error = 0;

@@ -1,5 +1,6 @@
 #include "rl/tau2/line_process.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -59,6 +60,7 @@ LineProcess::LineProcess(const std::vector<std::string>& command) {
   socket_ = Fd(ends[0]);
   const Fd other(ends[1]);
   errors_ = Fd(memfd_create("lockstep-tau2-stderr", MFD_CLOEXEC));
+  fcntl(errors_.get(), F_SETFL, O_APPEND);
   std::vector<char*> arguments;
   for (const auto& part : command) arguments.push_back(const_cast<char*>(part.c_str()));
   arguments.push_back(nullptr);
@@ -130,10 +132,10 @@ std::string LineProcess::exchange(const std::string& line, std::chrono::millisec
   }
 }
 
-// The file is memory, and both processes write at one position.
+// The file is memory. The process writes at its end, wherever that is by then.
 void LineProcess::forget_words() const {
-  if (lseek(errors_.get(), 0, SEEK_CUR) < kMostWords) return;
-  if (ftruncate(errors_.get(), 0) == 0) lseek(errors_.get(), 0, SEEK_SET);
+  if (lseek(errors_.get(), 0, SEEK_END) < kMostWords) return;
+  static_cast<void>(ftruncate(errors_.get(), 0) == 0);
 }
 
 std::string LineProcess::last_words() const {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/together.h"
 #include "core/files/lasting_path.h"
 #include "core/process/own_process.h"
 #include "lockstep/core/environment.h"
@@ -20,6 +21,7 @@
 #include "train/monitor/run_environment.h"
 #include "train/monitor/step_clock.h"
 #include "train/monitor/step_trace.h"
+#include "train/options.h"
 
 namespace lockstep::train {
 namespace {
@@ -76,6 +78,21 @@ std::string first_not_finite(const std::optional<ModuleRef>& module) {
   return "";
 }
 
+void check(const MonitorOptions& options) {
+  if (options.every_steps < 1) {
+    throw ConfigError(
+        fmt::format("[monitor] every_steps is {}: it has to be 1 or more", options.every_steps));
+  }
+  if (options.tensorboard && options.directory.empty()) {
+    throw ConfigError("[monitor] tensorboard needs a directory for its files");
+  }
+  if (options.trace_steps.last == 0) return;
+  if (options.directory.empty()) {
+    throw ConfigError("[monitor] trace_steps needs a directory for trace.json");
+  }
+  StepTrace::check(options.trace_steps);
+}
+
 }  // namespace
 
 struct RunMonitor::State {
@@ -115,40 +132,32 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
   const auto& group = world.group();
   group.refuse_python_ranks("RunMonitor");
   const MonitorOptions& given = state_->options;
-  if (given.every_steps < 1) {
-    throw ConfigError(
-        fmt::format("[monitor] every_steps is {}: it has to be 1 or more", given.every_steps));
-  }
-  if (given.trace_steps.last != 0 && given.directory.empty()) {
-    throw ConfigError("[monitor] trace_steps needs a directory for trace.json");
-  }
-  if (given.tensorboard && given.directory.empty()) {
-    throw ConfigError("[monitor] tensorboard needs a directory for its files");
-  }
+  comm::together(group, "monitor", [&] { check(given); });
+  compare_lines(
+      {fmt::format("every_steps = {}", given.every_steps),
+       fmt::format("total_steps = {}", given.total_steps),
+       fmt::format("resumed_at = {}", given.resumed_at),
+       fmt::format("trace_steps = {} to {}", given.trace_steps.first, given.trace_steps.last)},
+      group);
   state_->step = state_->reported = std::max<int64_t>(given.resumed_at, 0);
-  RunStart start{
-      .ranks = world.size(),
-      .name = given.name,
-      .resumed_at = given.resumed_at,
-      .total_steps = given.total_steps,
-      .restart = static_cast<int>(env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0)),
-      .config = given.config,
-      .environment = run_environment(world),
-      .hosts = group.all_gather_bytes(host_name(), {.label = "metrics: hosts"})};
-  std::string fault;
-  if (world.is_main()) {
-    try {
-      state_->outputs = std::make_unique<MonitorOutputs>(given, std::move(start));
-    } catch (const std::exception& error) {
-      fault = error.what();
+  const auto hosts = group.all_gather_bytes(host_name(), {.label = "metrics: hosts"});
+  comm::together(group, "monitor", [&] {
+    if (world.is_main()) {
+      const auto restart = env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0);
+      state_->outputs =
+          std::make_unique<MonitorOutputs>(given, RunStart{.ranks = world.size(),
+                                                           .name = given.name,
+                                                           .resumed_at = given.resumed_at,
+                                                           .total_steps = given.total_steps,
+                                                           .restart = static_cast<int>(restart),
+                                                           .config = given.config,
+                                                           .environment = run_environment(world),
+                                                           .hosts = hosts});
     }
-  }
-  fault = group.broadcast_bytes(fault, 0, {.label = "metrics: files"});
-  if (!fault.empty()) throw Error(fault);
-  if (given.trace_steps.last != 0) {
+    if (given.trace_steps.last == 0) return;
     state_->trace = std::make_unique<StepTrace>(world, given.trace_steps,
                                                 given.directory + "/trace.json", state_->step);
-  }
+  });
   if (world.device().is_cuda()) state_->gpu = gpu_use(world.device().index());
   state_->clock.restart();
 }

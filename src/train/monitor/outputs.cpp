@@ -46,9 +46,6 @@ MonitorOutputs::MonitorOutputs(const MonitorOptions& options, RunStart start)
       shown_(options.shown),
       total_steps_(options.total_steps),
       first_step_(std::max<int64_t>(options.resumed_at, 0)) {
-  if (options.tensorboard && options.directory.empty()) {
-    throw ConfigError("[monitor] tensorboard needs a directory for its files");
-  }
   if (shown_ == Shown::Progress && !display_) {
     display_ = std::make_shared<ProgressDisplay>(std::cout);
   }

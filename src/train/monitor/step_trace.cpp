@@ -103,15 +103,18 @@ class Events {
 
 }  // namespace
 
-StepTrace::StepTrace(const comm::World& world, const StepRange& steps, std::string path,
-                     int64_t step)
-    : world_(world), steps_(steps), path_(std::move(path)) {
+void StepTrace::check(const StepRange& steps) {
   if (steps.first < 1 || steps.last < steps.first || steps.last - steps.first >= kMostSteps) {
     throw ConfigError(fmt::format(
         "[monitor] trace_steps are {} to {}: give the first and the last of at most {} steps, "
         "counted from 1",
         steps.first, steps.last, kMostSteps));
   }
+}
+
+StepTrace::StepTrace(const comm::World& world, const StepRange& steps, std::string path,
+                     int64_t step)
+    : world_(world), steps_(steps), path_(std::move(path)) {
   // libtorch's profiler writes remarks of its own to stderr, of GPUs that are not there for
   // instance.
   setenv("KINETO_LOG_LEVEL", "99", 0);

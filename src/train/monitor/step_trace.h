@@ -14,7 +14,9 @@ namespace lockstep::train {
 // Records from the end of the step before the first until the end of the last, on every rank.
 class StepTrace {
  public:
-  // `step`: made so far. Throws ConfigError for steps that cannot be traced.
+  // Throws ConfigError for steps that cannot be traced.
+  static void check(const StepRange& steps);
+  // `step`: made so far.
   StepTrace(const comm::World& world, const StepRange& steps, std::string path, int64_t step);
   // Ends a recording, and writes nothing.
   ~StepTrace();

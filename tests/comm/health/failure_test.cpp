@@ -16,7 +16,9 @@
 
 #include "lockstep/core/error.h"
 #include "support/refuse.h"
+#include "support/signal.h"
 #include "support/spawn.h"
+#include "support/threads.h"
 #include "support/thrown.h"
 
 namespace lockstep::comm {
@@ -98,6 +100,23 @@ TEST_P(Failure, AnEarlyCleanExitIsNoSuccess) {
     if (world.rank() == 0) return;
     EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }), HasSubstr("rank"));
   });
+}
+
+// It said that rank 0's store did not answer.
+TEST(FailureOf, ARankThatMayHaveNoFurtherThreadSaysSo) {
+  const test::Signal over;
+  spawn(2,
+        [&](World& world) {
+          if (world.rank() == 0) return over.wait();
+          test::forbid_threads();
+          EXPECT_THAT(message_of<CommError>([&] {
+                        world.group().barrier({.timeout = std::chrono::seconds(1)}).wait();
+                      }),
+                      AllOf(HasSubstr("timed out after 1 s"), HasSubstr("no further thread (Res"),
+                            HasSubstr("ulimit -u"), Not(HasSubstr("does not answer"))));
+          over.give();
+        },
+        {.backend = "tcp"});
 }
 
 // Rank 0, which has learnt it without a call of the group, was named, and not the reason.

@@ -44,6 +44,10 @@ TEST(Flags, HelpOfACommandThatThereIsNotStartsNothing) {
   expect_usage_error({"help", "launch"}, "write: lockstep run --help\n");
   expect_usage_error({"help", "--x"}, "unknown flag --x (lockstep --help");
 }
+TEST(Flags, WordsThatAreTooManyAreNamedInTheirOrder) {
+  expect_usage_error({"doctor", "a", "b", "c"}, "arguments were not expected: a b c (lockstep doc");
+  expect_usage_error({"doctor", "a"}, "The following argument was not expected: a (lockstep doc");
+}
 TEST(Flags, NoProgram) { expect_usage_error({"run"}, "no program given"); }
 TEST(Flags, NoValue) {
   expect_usage_error({"run", "--nproc-per-node"}, "--nproc-per-node");

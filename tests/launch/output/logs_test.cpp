@@ -1,6 +1,7 @@
 // Files of a job: redirected, tee'd, filtered, and where they lie.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -87,6 +88,13 @@ TEST_F(LogsTest, RedirectedStreamsAreInFilesOnly) {
   EXPECT_EQ(content("attempt_0/0/stdout.log"), "out 0\n");
   EXPECT_EQ(content("attempt_0/1/stdout.log"), "out 1\n");
   EXPECT_EQ(content("attempt_0/1/stderr.log"), "err 1\n");
+}
+
+TEST_F(LogsTest, FilesHaveTheRightsThatTheUmaskLeaves) {
+  const mode_t before = umask(002);
+  run({"--log-dir", folder_.path(), "--redirects=1"}, "true", 1);
+  umask(before);
+  EXPECT_EQ(fs::status(job_folder() + "/attempt_0/0/stdout.log").permissions(), fs::perms(0664));
 }
 
 TEST_F(LogsTest, TeeWritesBothAndTheFileHasNoTag) {
