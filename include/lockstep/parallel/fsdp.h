@@ -100,7 +100,8 @@ struct FsdpOptions {
   // module's parameters have this dtype from then on, and inputs of units that are floating-point
   // are converted to it.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  // What gradients are added up in; without it, param_dtype or the module's own.
+  // What gradients are added up in; without it, param_dtype or the module's own. Those of several
+  // backward() under hold(), too, which Ddp adds up in the module's own: the bits differ then.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   // What floating-point buffers are converted to.
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;

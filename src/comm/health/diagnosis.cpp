@@ -57,12 +57,6 @@ std::string Diagnosis::advice(const Notice& mine, const PeerStatus::Notices& not
   return said.empty() || launcher_status_->is_explained() ? "" : " (" + said + ")";
 }
 
-std::string Diagnosis::name(int rank) const {
-  const int number = launcher_status_->number_of(members_[rank]);
-  if (number == rank) return fmt::format("rank {}", rank);
-  return fmt::format("rank {} (rank {} of the world)", rank, number);
-}
-
 std::string Diagnosis::silent_store() const {
   if (const auto refused = refused_thread()) {
     return fmt::format(

@@ -29,7 +29,9 @@ class Diagnosis {
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const { return launcher_status_->fate(members_[rank]); }
   // "rank 1 (rank 3 of the world)".
-  std::string name(int rank) const;
+  std::string name(int rank) const {
+    return rank_text(rank, launcher_status_->number_of(members_[rank]));
+  }
   // How this rank's call `mine` ended, with what each of the others is doing. The cause is the
   // launcher's explanation, where it has given one by now, or else what was `seen`, perhaps its
   // consequence.

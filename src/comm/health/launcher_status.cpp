@@ -11,6 +11,12 @@
 
 namespace lockstep::comm {
 
+std::string rank_text(int rank, int number, std::string more) {
+  if (number != rank)
+    more += fmt::format("{}rank {} of the world", more.empty() ? "" : ", ", number);
+  return more.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, more);
+}
+
 LauncherStatus::LauncherStatus(std::optional<Numbers> numbers) : control_(Control::from_env()) {
   if (numbers) numbers_ = std::move(numbers->of_job);
   if (!control_) return;

@@ -9,6 +9,10 @@
 
 namespace lockstep::comm {
 
+// What messages call rank `rank` of a group, whose number in the world is `number`: "rank 1", or
+// "rank 1 (process 7, rank 3 of the world)" with `more` and where they differ.
+std::string rank_text(int rank, int number, std::string more = {});
+
 // Any thread may call it.
 class LauncherStatus {
  public:

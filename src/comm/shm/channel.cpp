@@ -21,21 +21,22 @@
 namespace lockstep::comm {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 // Spinning pays only while every rank has a core of its own; measured 400 times slower at 4 ranks
 // on 2 cores. Then it pays for long: a rank that yields or sleeps while another program wants the
 // core waits for that program's whole time slice of 3 ms (measured: a step of 1.3 ms took 3.3 ms
 // with a spin of 100 us beside one compiler, 1.5 ms with this).
-constexpr auto kSpin = std::chrono::microseconds(2000);
+constexpr auto kSpin = microseconds(2000);
 // So often a rank looks before it looks at the clock: where all are on time, that costs more than
 // the wait.
 constexpr int kLooks = 64;
 constexpr int kYields = 50;
 // How often a sleeping rank checks its peers: a lost one is noticed well within half a second.
-constexpr std::chrono::microseconds kNap(20000);
+constexpr microseconds kNap(20000);
 // While something else is under way, of whose progress it is not notified.
-constexpr std::chrono::microseconds kShortNap(500);
+constexpr microseconds kShortNap(500);
 
 void relax() {
 #if defined(__x86_64__)
@@ -86,10 +87,8 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     const bool now_ready = ready();
     if (!now_ready && sleeper.value.load(std::memory_order_seq_cst) == seen) {
       const Idle found = idle();
-      const auto left =
-          std::chrono::ceil<std::chrono::microseconds>(stop() - Channel::Clock::now());
-      const auto nap =
-          std::clamp(left, std::chrono::microseconds(0), found == Idle::Waits ? kShortNap : kNap);
+      const auto left = std::chrono::ceil<microseconds>(stop() - Channel::Clock::now());
+      const auto nap = std::clamp(left, microseconds(0), found == Idle::Waits ? kShortNap : kNap);
       if (found != Idle::Moved) futex_wait(sleeper.value, seen, nap);
     }
     sleeper.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -190,11 +189,16 @@ const Announcement& Channel::announcement(int rank, uint32_t sequence) const {
   return blocks_[rank].ring[sequence % RankBlock::kRing];
 }
 
-bool Channel::all_posted(uint32_t sequence) {
+bool Channel::have_all(Counter RankBlock::*counter, uint32_t value) const {
   for (int peer = 0; peer < size_; ++peer) {
-    if (!reached(blocks_[peer].posted.value.load(std::memory_order_acquire), sequence))
+    if (!reached((blocks_[peer].*counter).value.load(std::memory_order_acquire), value))
       return false;
   }
+  return true;
+}
+
+bool Channel::all_posted(uint32_t sequence) {
+  if (!have_all(&RankBlock::posted, sequence)) return false;
   for (int i = 1; i < size_; ++i) compare((rank_ + i) % size_, sequence);
   return true;
 }
@@ -208,10 +212,9 @@ void Channel::compare(int peer, uint32_t sequence) {
   const Announcement& theirs = announcement(peer, sequence);
   if (mine.agrees_with(theirs)) return;
   fail(
-      fmt::format("[shm] the ranks disagree: rank {} calls {}, rank {} calls {}. Every rank must "
-                  "make the same calls in the same order "
-                  "with the same dtype and counts{}",
-                  name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence),
+      fmt::format("[shm] the ranks disagree: {} calls {}, {} calls {}. Every rank must make the "
+                  "same calls in the same order with the same dtype and counts{}",
+                  text_of(rank_), mine.text(sequence), text_of(peer), theirs.text(sequence),
                   advice(sequence, peer)));
 }
 
@@ -227,12 +230,7 @@ void Channel::arrive() {
   advance(blocks_[rank_].phase);
 }
 
-bool Channel::all_met() const {
-  for (int peer = 0; peer < size_; ++peer) {
-    if (!reached(blocks_[peer].phase.value.load(std::memory_order_acquire), phase_)) return false;
-  }
-  return true;
-}
+bool Channel::all_met() const { return have_all(&RankBlock::phase, phase_); }
 
 bool Channel::await_met(uint32_t sequence, const Patience& patience) {
   return await_counter(&RankBlock::phase, phase_, sequence, patience);
@@ -242,9 +240,7 @@ void Channel::set_done() { advance(blocks_[rank_].done); }
 
 bool Channel::all_done(uint32_t sequence) const {
   if (reached(all_done_, sequence)) return true;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (!reached(blocks_[peer].done.value.load(std::memory_order_acquire), sequence)) return false;
-  }
+  if (!have_all(&RankBlock::done, sequence)) return false;
   all_done_ = sequence;
   return true;
 }
@@ -288,9 +284,9 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
         if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
       }
       if (!late.empty()) {
-        fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}",
+        fail(fmt::format("[shm] {} timed out after {} s on {}: {}{}",
                          announcement(rank_, sequence).text(sequence),
-                         patience.timeout.count() / 1000.0, name_of(rank_), late,
+                         patience.timeout.count() / 1000.0, text_of(rank_), late,
                          advice(sequence, rank_)));
       }
     }
@@ -316,8 +312,8 @@ bool Channel::await_bell(const std::function<bool()>& ready,
       });
   if (came) return true;
   if (patience.until < since + patience.timeout) return false;
-  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(),
-                   patience.timeout.count() / 1000.0, name_of(rank_), where_is(peer)));
+  fail(fmt::format("[shm] {} timed out after {} s on {}: {}", what(),
+                   patience.timeout.count() / 1000.0, text_of(rank_), where_is(peer)));
 }
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
@@ -348,16 +344,22 @@ bool Channel::has_left(int peer) {
 
 bool Channel::is_gone(int peer) const { return processes_[peer] && processes_[peer]->has_ended(); }
 
+std::string Channel::text_of(int rank, std::string more) const {
+  const bool is_told = launcher_status_ && !members_.empty();
+  const int number = is_told ? launcher_status_->number_of(members_[rank]) : name_of(rank);
+  return rank_text(name_of(rank), number, std::move(more));
+}
+
 std::string Channel::fate_of(int peer, milliseconds patience) const {
   // The launcher reaps the process a moment after its end is seen here.
   const auto until = Clock::now() + patience;
   while (launcher_status_ && launcher_status_->has_launcher()) {
     const auto fate = launcher_status_->fate(members_.empty() ? peer : members_[peer]);
-    if (fate) return fmt::format("rank {} {}", name_of(peer), *fate);
+    if (fate) return fmt::format("{} {}", text_of(peer), *fate);
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(milliseconds(1));
   }
-  return fmt::format("rank {} (process {}) has ended", name_of(peer), processes_[peer]->pid());
+  return text_of(peer, fmt::format("process {}", processes_[peer]->pid())) + " has ended";
 }
 
 void Channel::check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
@@ -367,11 +369,11 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
   const auto reason = reason_of(peer, RankBlock::kThrew);
   const bool left = has_left(peer);
   if ((gone || reason || left) && !needed()) return;
-  const auto here = [&] { return fmt::format("[shm] {} on rank {}", doing, name_of(rank_)); };
+  const auto here = [&] { return fmt::format("[shm] {} on {}", doing, text_of(rank_)); };
   if (reason) fail(fmt::format("{}: {}", here(), *reason));
   if (gone || left) {
-    const std::string fate = gone ? fate_of(peer, milliseconds(100))
-                                  : fmt::format("rank {} has left the group", name_of(peer));
+    const std::string fate =
+        gone ? fate_of(peer, milliseconds(100)) : text_of(peer) + " has left the group";
     // A signal needs no other cause.
     const bool is_killed = fate.find("was killed") != std::string::npos;
     if (const auto cause = cause_said(); cause && !is_killed) fail(here() + ": " + *cause);
@@ -387,13 +389,11 @@ std::string Channel::where_is(int peer) const {
   if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   const auto stat = process_stat(block.pid.load());
   const char* stopped = stat && stat->is_stopped() ? " (its process is stopped)" : "";
-  if (block.pid.load() == 0)
-    return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
+  if (block.pid.load() == 0) return fmt::format("{} has not come yet{}", text_of(peer), stopped);
   const std::string last = block.ring[posted % RankBlock::kRing].text(posted);
   if (done == posted)
-    return fmt::format("rank {} is past {} and in no collective since{}", name_of(peer), last,
-                       stopped);
-  return fmt::format("rank {} is at {}{}", name_of(peer), last, stopped);
+    return fmt::format("{} is past {} and in no collective since{}", text_of(peer), last, stopped);
+  return fmt::format("{} is at {}{}", text_of(peer), last, stopped);
 }
 
 void Channel::check_alive() {
@@ -406,7 +406,7 @@ void Channel::check_alive() {
 
 std::optional<std::string> Channel::reason_of(int rank, uint32_t least) const {
   if (blocks_[rank].aborted.load(std::memory_order_acquire) < least) return std::nullopt;
-  return fmt::format("rank {} aborted: {}", name_of(rank), blocks_[rank].reason);
+  return fmt::format("{} aborted: {}", text_of(rank), blocks_[rank].reason);
 }
 
 std::optional<std::string> Channel::cause_said() const {

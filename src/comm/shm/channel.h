@@ -121,6 +121,8 @@ class Channel {
   // By rank; none where it is not watched, as this one.
   const WatchedProcesses& processes() const { return processes_; }
   int name_of(int rank) const { return called_.empty() ? rank : called_[rank]; }
+  // With its number in the world, where that is another: rank_text().
+  std::string text_of(int rank, std::string more = {}) const;
 
   // Announces the next operation; returns its number.
   uint32_t post(const Announcement& announcement);
@@ -176,6 +178,7 @@ class Channel {
   [[noreturn]] void fail(const std::string& text);
 
  private:
+  bool have_all(Counter RankBlock::*counter, uint32_t value) const;
   bool await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence,
                      const Patience& patience);
   void compare(int peer, uint32_t sequence);

@@ -31,6 +31,7 @@ using test::spawn;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::AnyOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -159,6 +160,22 @@ TEST_P(Failure, ARankThatLeavesASubgroupIsNamedLongBeforeTheDeadline) {
     }
     world.group().barrier().wait();
   });
+}
+
+// Where rank 0 of the world lives, "rank 0 was killed" of a group that counts from 0 misleads.
+TEST(FailureOf, ARankOfASubgroupIsNamedWithItsNumberInTheWorld) {
+  spawn(3,
+        [](World& world) {
+          const Group part = world.group().split(world.rank() > 0 ? 1 : 0, -world.rank());
+          if (world.rank() == 0) return;
+          part.barrier().wait();
+          if (world.rank() == 2) raise(SIGKILL);
+          EXPECT_THAT(
+              message_of<CommError>([&] { part.all_reduce(at::ones({4})).wait(); }),
+              ContainsRegex(
+                  "on rank 1 cannot go on: rank 0 \\(process [0-9]+, rank 2 of the world\\) has"));
+        },
+        {.doomed = {2}});
 }
 
 TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {

@@ -79,24 +79,27 @@ std::string text_of_status(int status) {
 }
 
 // What the ranks' statuses say against the start's interruption; empty: nothing.
-std::string fault_of(const std::vector<int>& statuses, const Settings& start, bool has_happened) {
+std::string fault_of(const std::vector<int>& statuses, const Settings& start, bool has_happened,
+                     const std::string& last_words) {
   const auto is = [](int status, int code) {
     return WIFEXITED(status) && WEXITSTATUS(status) == code;
   };
   const auto all = [&](int code) {
     return std::ranges::all_of(statuses, [&](int status) { return is(status, code); });
   };
-  const bool dies = start.is("how", "kill") || start.is("how", "throw");
-  const bool is_good = !has_happened ? all(0)
-                       : !dies       ? all(0) || all(kRequeueStatus)
-                                     : std::ranges::all_of(statuses, [&](int status) {
-                                   return is(status, 0) || is(status, 1) ||
-                                          (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-                                 });
+  const bool is_infinite = start.is("how", "infinite");
+  const bool is_good =
+      !has_happened || start.is("how", "time") ? all(0)
+      : is_infinite        ? all(1) && last_words.find(" is infinite on rank ") != last_words.npos
+      : !is_failure(start) ? all(0) || all(kRequeueStatus)
+                           : std::ranges::all_of(statuses, [&](int status) {
+                               return is(status, 0) || is(status, 1) ||
+                                      (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+                             });
   if (is_good) return {};
   std::string text = has_happened ? "interrupted, ranks ended with" : "ranks ended with";
   for (const int status : statuses) text += " " + text_of_status(status);
-  return text;
+  return text + last_words;
 }
 
 std::string last_words(const std::string& folder, size_t ranks) {
@@ -141,6 +144,38 @@ void read_saved(const std::string& directory, Left& left) {
   }
 }
 
+// What is left over beside the checkpoints and what this program writes, and checkpoints that are
+// not to be kept.
+std::string fault_of_files(const Settings& run, const Course& course, const std::string& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    const auto is_known = [&](const std::string& known) { return name.starts_with(known); };
+    if (!std::ranges::any_of(
+            std::vector<std::string>{"series", "reached", "checkpoints", "log", "end.", "output."},
+            is_known)) {
+      return name + " is left in the folder of the run";
+    }
+  }
+  const auto listing = checkpoint::list_checkpoints(folder + "/checkpoints");
+  if (!listing.unreadable.empty()) return listing.unreadable.front() + " cannot be read";
+  const auto keep = run.number("keep") + (run.has("best") ? 1 : 0);
+  const bool is_one = std::ranges::none_of(
+      course, [](const Settings& start) { return start.given().contains("keep"); });
+  if (run.number("keep") > 0 && is_one && std::ssize(listing.checkpoints) > keep) {
+    return fmt::format("{} checkpoints are kept, of {}", listing.checkpoints.size(), keep);
+  }
+  return {};
+}
+
+std::string without_best(const std::string& end) {
+  std::istringstream lines(end);
+  std::string kept;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("best ")) kept += line + "\n";
+  }
+  return kept;
+}
+
 // The first line in which two texts differ.
 std::string first_line_apart(const std::string& one, const std::string& other) {
   std::istringstream a(one), b(other);
@@ -164,7 +199,10 @@ std::string difference_of_series(const Left& calm, const Left& left) {
     const std::string where = fmt::format("{} {}", place.first, place.second);
     const auto was = calm.series.find(place), is = left.series.find(place);
     if (is == left.series.end()) return where + " is missing";
-    if (was == calm.series.end()) return where + " is none of the undisturbed run's";
+    if (was == calm.series.end()) {
+      if (left.was_late && place.first == "evaluated") continue;
+      return where + " is none of the undisturbed run's";
+    }
     for (const auto& values : is->second) {
       if (values != was->second.front()) {
         return fmt::format("{}:{}, but undisturbed{}", where, values, was->second.front());
@@ -185,6 +223,8 @@ std::string difference_of_saved(const Left& calm, const Left& left) {
     const auto was = calm.saved.find(name), is = left.saved.find(name);
     const std::string before = was == calm.saved.end() ? "missing" : was->second;
     const std::string now = is == left.saved.end() ? "missing" : is->second;
+    // What is evaluated at the end of its time counts for the best.
+    if (left.was_late && name.starts_with("trainer/best_saved")) continue;
     if (before != now) {
       return fmt::format("{} in the last checkpoint is {}, but undisturbed {}", name, now, before);
     }
@@ -241,7 +281,8 @@ std::string fault_of_log(const Course& course, const Left& calm, const Left& lef
         return fmt::format("the log has the evaluation of step {} twice", evaluation->step);
       }
       for (const auto& [name, value] : evaluation->metrics) {
-        if (says(of_run("evaluated", evaluation->step), name, value)) continue;
+        const auto values = of_run("evaluated", evaluation->step);
+        if (says(values, name, value) || (left.was_late && values.empty())) continue;
         return fmt::format("the log's evaluation of step {} has {}={}, but undisturbed{}",
                            evaluation->step, name, number_text(value),
                            of_run("evaluated", evaluation->step));
@@ -269,13 +310,14 @@ std::string fault_of_log(const Course& course, const Left& calm, const Left& lef
 Places Left::places() const {
   Places all;
   for (const auto& [place, values] : series) {
-    if (place.first != "file") {
+    if (place.first != "file" && place.first != "loading") {
       all[place.first].push_back(place.second);
       continue;
     }
-    all["file"].resize(static_cast<size_t>(place.second));
-    std::iota(all["file"].begin(), all["file"].end(), 1);
-    if (all["file"].empty()) all.erase("file");
+    if (place.second == 0) continue;
+    auto& calls = all[place.first];
+    calls.resize(static_cast<size_t>(place.second));
+    std::iota(calls.begin(), calls.end(), 1);
   }
   return all;
 }
@@ -292,12 +334,14 @@ Left follow(const Settings& run, const Course& course, const std::string& folder
     statuses = start_ranks(run, start, folder, job, restarts);
     const bool has_happened = fs::exists(folder + "/" + kReached);
     left.happened += has_happened ? 1 : 0;
-    left.was_killed |= has_happened && has_kill({start});
-    left.fault = fault_of(statuses, start, has_happened);
-    if (!left.fault.empty())
-      left.fault =
-          fmt::format("start {}: {}{}", i, left.fault, last_words(folder, statuses.size()));
-    if (std::ranges::all_of(statuses, [](int status) { return status == 0; })) break;
+    const bool is_late = start.is("how", "time") &&
+                         contents(folder + "/" + kEnd + "0").starts_with("ended time limit\n");
+    left.was_late |= is_late;
+    left.was_killed |=
+        (has_happened && is_failure(start)) || (is_late && !run.with(start).has("at_end"));
+    left.fault = fault_of(statuses, start, has_happened, last_words(folder, statuses.size()));
+    if (!left.fault.empty()) left.fault = fmt::format("start {}: {}", i, left.fault);
+    if (!is_late && std::ranges::all_of(statuses, [](int status) { return status == 0; })) break;
   }
   if (left.fault.empty() && std::ranges::any_of(statuses, [](int status) { return status != 0; })) {
     left.fault = "the last start did not end with 0" + last_words(folder, statuses.size());
@@ -307,8 +351,7 @@ Left follow(const Settings& run, const Course& course, const std::string& folder
   for (size_t rank = 0; rank < statuses.size(); ++rank)
     left.ends.push_back(contents(folder + "/" + kEnd + std::to_string(rank)));
   read_saved(folder + "/checkpoints", left);
-  const auto listing = checkpoint::list_checkpoints(folder + "/checkpoints");
-  if (!listing.unreadable.empty()) left.fault = listing.unreadable.front() + " cannot be read";
+  left.fault = fault_of_files(run, course, folder);
   return left;
 }
 
@@ -317,7 +360,9 @@ std::string difference(const Settings& run, const Course& course, const Left& ca
   if (!left.fault.empty()) return left.fault;
   if (auto text = difference_of_series(calm, left); !text.empty()) return text;
   for (size_t rank = 0; rank < std::min(calm.ends.size(), left.ends.size()); ++rank) {
-    const auto text = first_line_apart(calm.ends[rank], left.ends[rank]);
+    const auto text =
+        first_line_apart(left.was_late ? without_best(calm.ends[rank]) : calm.ends[rank],
+                         left.was_late ? without_best(left.ends[rank]) : left.ends[rank]);
     if (!text.empty()) return fmt::format("rank {} ends with {}", rank, text);
   }
   const bool is_divided_alike = std::ranges::none_of(course, [](const Settings& start) {

@@ -19,7 +19,8 @@ struct Left {
   std::map<std::string, std::string> saved;  // what the newest checkpoint has, by name
   int64_t saved_by = 0;                      // that many ranks
   int happened = 0;                          // interruptions
-  bool was_killed = false;
+  bool was_killed = false;                   // or ended without saving
+  bool was_late = false;                     // a time limit has ended a start
 
   Places places() const;
 };

@@ -31,6 +31,7 @@ const std::vector<Choice>& run_choices() {
       {"precision", {"full", "bf16", "fp16"}},
       // Losses, or gradients of losses that are, which are not finite: such steps are skipped.
       {"bad", {"no", "all", "rank0", "gradients"}},
+      {"loss", {"output", "batch"}},       // what it is a function of
       {"reduce", {"no", "no", "double"}},  // in which gradients are added up
       {"division", {"ddp", "zero", "share", "gather", "file", "gradients"}},
       {"replicas", {"no", "yes"}},  // an Fsdp's, of shards over half of the ranks
@@ -43,6 +44,7 @@ const std::vector<Choice>& run_choices() {
       {"tracked", {"no", "yes"}},  // what each rank has of its own, and a generator
       {"count", {"no", "yes"}},
       {"noise", {"no", "yes"}},
+      {"loading", {"watched", "no"}},  // whether something may happen where batches are made
       {"shuffle", {"yes", "no"}},
       {"drop_last", {"no", "yes"}},
       {"length", {"epochs", "steps", "both", "stages", "stages_and_steps"}},
@@ -88,12 +90,13 @@ const std::vector<Choice>& start_choices() {
 }
 
 const std::vector<Choice>& interruption_choices() {
-  static const std::vector<Choice> all = {{"how", {"no", "usr1", "term", "kill", "throw"}},
-                                          {"at", {"step_end"}},
-                                          {"step", {"0"}},
-                                          {"rank", {"all"}},
-                                          {"again", {"no", "yes"}},  // another signal follows
-                                          {"restart", {"no", "yes"}}};
+  static const std::vector<Choice> all = {
+      {"how", {"no", "usr1", "term", "kill", "throw", "infinite", "time"}},
+      {"at", {"step_end"}},
+      {"step", {"0"}},
+      {"rank", {"all"}},
+      {"again", {"no", "yes"}},  // another signal follows
+      {"restart", {"no", "yes"}}};
   return all;
 }
 
@@ -136,17 +139,21 @@ void settle(Settings& run) {
   if (run.is("bad", "gradients") && run.is("precision", "bf16")) run.set("clip", "yes");
   if (run.is("model", "mlp")) drop({"sync_bn", "buffers"});
   if (run.is("model", "mlp") && !run.has("parts")) drop({"unused"});
+  if (run.has("parts")) drop({"loss"});
   if (run.is("schedule", "plateau")) drop({"warmup"});
+  // It moves a momentum, which Adagrad has not.
+  if (run.is("optimizer", "adagrad") && run.is("schedule", "one_cycle")) drop({"schedule"});
   if (!run.is("optimizer", "adamw")) drop({"groups"});
   if (!run.has("early")) drop({"patience"});
-  // Which of several with one accuracy is the best, depends on what else was saved.
-  if (!run.is("best", "loss")) drop({"restore_best"});
+  // Which of several with one accuracy is the best, depends on what else was saved; so it does of
+  // several with the loss of a part that some steps leave alone.
+  if (!run.is("best", "loss") || run.has("parts")) drop({"restore_best"});
 }
 
 // Whether Ddp, ZeroOptimizer and Fsdp have the same bits.
 bool may_change_division(const Settings& run) {
   return !run.has("hook") && !run.has("clip") && run.is("buffers", "broadcast") &&
-         !run.has("parts");
+         !run.has("parts") && !(run.has("reduce") && run.number("accumulation") > 1);
 }
 
 }  // namespace
@@ -210,6 +217,8 @@ Course drawn_course(Dice& dice, const Settings& run, const Places& places) {
   // A stop that was asked for is not in a checkpoint, unless a signal defers it: who kills such a
   // run may get one that goes on.
   const bool may_kill = !run.has("stop_at");
+  // The evaluation at the end of its time may find another best.
+  const bool may_end = may_kill && !run.has("restore_best");
   std::vector<std::string> names;
   for (const auto& [name, steps] : places) names.push_back(name);
   Course course;
@@ -228,12 +237,21 @@ Course drawn_course(Dice& dice, const Settings& run, const Places& places) {
       const auto& name = dice.pick(names);
       start.set("at", name);
       start.set("step", std::to_string(dice.pick(places.at(name))));
-      const int64_t how = dice.below(may_kill ? 8 : 4);
-      start.set("how", how < 3 ? "usr1" : how < 4 ? "term" : how < 7 ? "kill" : "throw");
+      const int64_t how = dice.below(may_end ? 10 : may_kill ? 8 : 4);
+      start.set("how", how < 3   ? "usr1"
+                       : how < 4 ? "term"
+                       : how < 7 ? "kill"
+                       : how < 8 ? "throw"
+                                 : "time");
+      if (may_kill && name == "loss" && !run.has("bad") && dice.one_in(2)) {
+        start.set("how", "infinite");
+      }
       if (dice.one_in(2)) {
         start.set("rank", std::to_string(dice.below(run.with(start).number("ranks"))));
       }
-      if (how < 4 && dice.one_in(3)) start.set("again", "yes");
+      if ((start.is("how", "usr1") || start.is("how", "term")) && dice.one_in(3)) {
+        start.set("again", "yes");
+      }
     }
     // A norm is added up by units.
     if (run.has("clip")) start.drop("units");
@@ -248,10 +266,8 @@ Course drawn_course(Dice& dice, const Settings& run, const Places& places) {
   return course;
 }
 
-bool has_kill(const Course& course) {
-  return std::ranges::any_of(course, [](const Settings& start) {
-    return start.is("how", "kill") || start.is("how", "throw");
-  });
+bool is_failure(const Settings& start) {
+  return start.is("how", "kill") || start.is("how", "throw") || start.is("how", "infinite");
 }
 
 std::vector<std::pair<Settings, Course>> smaller(const Settings& run, const Course& course) {

@@ -35,12 +35,12 @@ class Settings {
 
 // Each start of a run's processes: how many ranks, which settings are others there, and what
 // happens to them: `how` at the point `at` after step `step` (of "file": at that call of the file
-// system), on rank `rank` or on all.
+// system; of "loading": at that batch), on rank `rank` or on all.
 using Course = std::vector<Settings>;
 std::string text_of(const Course& course);
 Course course_from(const std::string& text);
 
-// Where something can happen: a name, and the step (of "file": how many calls there were).
+// Where something can happen: a name, and the step (of "file" and "loading": how many there were).
 using Places = std::map<std::string, std::vector<int64_t>>;
 
 // Options that go together, and the number of ranks.
@@ -49,7 +49,8 @@ Settings drawn_run(Dice& dice);
 inline bool has_lanes(const Settings& run) { return run.has("lanes"); }
 // One to three interruptions of a run that comes to these places, and a last start without.
 Course drawn_course(Dice& dice, const Settings& run, const Places& places);
-bool has_kill(const Course& course);
+// Whether its interruption leaves no time to save.
+bool is_failure(const Settings& start);
 
 // Smaller runs and courses, to be tried in this order.
 std::vector<std::pair<Settings, Course>> smaller(const Settings& run, const Course& course);

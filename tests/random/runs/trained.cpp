@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <thread>
 
 #include "core/number.h"
 #include "lockstep/checkpoint/checkpoint.h"
@@ -22,6 +23,8 @@ namespace {
 
 using train::RunState;
 
+constexpr std::chrono::milliseconds kTime{300};  // that a start has, which is to take longer
+
 // What is to happen to this process.
 struct Interruption {
   std::string how, at, reached;
@@ -29,7 +32,9 @@ struct Interruption {
   bool is_twice = false;
   std::atomic<bool> is_ours = false;
   std::atomic<bool> owes_another = false;  // a second signal, at the next place
+  std::atomic<int64_t> batches = 0;        // that were made
   std::ofstream series;                    // rank 0's
+  pthread_t main = pthread_self();         // other threads block the signals
 
   void happen() {
     is_ours = false;
@@ -37,13 +42,21 @@ struct Interruption {
     close(open(reached.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
     if (how == "kill" || (how == "throw" && at == "file")) raise(SIGKILL);
     if (how == "throw") throw std::runtime_error("the test's own error");
-    raise(how == "term" ? SIGTERM : SIGUSR1);
+    if (how == "time") std::this_thread::sleep_for(kTime);
+    if (how == "usr1" || how == "term") pthread_kill(main, how == "term" ? SIGTERM : SIGUSR1);
   }
 };
 Interruption* interruption = nullptr;  // of this process, for calls of the file system
 
 void at_file(int64_t call) {
   if (interruption->is_ours && interruption->at == "file" && call == interruption->step) {
+    interruption->happen();
+  }
+}
+
+void at_batch() {
+  const int64_t call = ++interruption->batches;
+  if (interruption->is_ours && interruption->at == "loading" && call == interruption->step) {
     interruption->happen();
   }
 }
@@ -140,6 +153,14 @@ class Training {
       generator_ = watch->generator =
           at::detail::createCPUGenerator(7 + static_cast<uint64_t>(world.rank()));
     }
+    if (run.has("loading")) {
+      options.loader.transforms.push_back([](data::Batch batch) {
+        at_batch();
+        return batch;
+      });
+      options.evaluation.transforms.emplace();
+    }
+    if (run.is("how", "time")) options.max_time = kTime;
     if (run.is("order", "log_last")) options.callbacks.push_back(watch);
     if (run.number("log") > 0) {
       options.callbacks.push_back(std::make_shared<train::Monitoring>(
@@ -152,13 +173,14 @@ class Training {
     if (run.is("order", "log_first")) options.callbacks.push_back(watch);
     if (run.has("parts")) {
       make_parts(world, std::move(options));
+    } else if (run.is("loss", "batch")) {
+      make_of_batch(world, std::move(options));
     } else {
       options.evaluation.metrics = {std::make_shared<train::Accuracy>()};
       const train::Loss loss = [this](const at::Tensor& output, const at::Tensor& target) {
         return seen(torch::nn::functional::cross_entropy(output, target));
       };
-      const train::Model made = run.is("model", "net") ? train::Model(net_) : train::Model(mlp_);
-      trainer_ = std::make_unique<Trainer>(world, made, loss, samples(), options);
+      trainer_ = std::make_unique<Trainer>(world, train_model(), loss, samples(), options);
     }
     if (!run.has("tracked")) return;
     trainer_->track("queue", queue_);
@@ -175,7 +197,8 @@ class Training {
     out << fmt::format("loss {}\nmetrics{}\n", number_text(state.loss), text_of(state.metrics));
     if (!outcome.best.empty()) {
       const auto manifest = checkpoint::Checkpoint(outcome.best).manifest();
-      if (run_.is("best", "loss")) out << fmt::format("best at {}\n", manifest.step);
+      if (run_.is("best", "loss") && !run_.has("parts"))
+        out << fmt::format("best at {}\n", manifest.step);
       out << fmt::format("best {}\n", number_text(manifest.metrics.at(run_["best"])));
     }
     const auto write = [&](const std::string& name, const at::Tensor& tensor) {
@@ -218,13 +241,18 @@ class Training {
   torch::nn::Module& model() {
     return run_.is("model", "net") ? static_cast<torch::nn::Module&>(*net_) : *mlp_;
   }
+  train::Model train_model() {
+    return run_.is("model", "net") ? train::Model(net_) : train::Model(mlp_);
+  }
   data::TensorDataset samples() const { return train_samples(run_.number("samples")); }
 
   // Interrupts, and is not finite where it is to be.
   at::Tensor seen(const at::Tensor& loss) {
     const auto& state = trainer_->state();
     const bool trains = at::GradMode::is_enabled();
+    const bool is_to_be = interruption->is_ours && interruption->how == "infinite";
     come_to(trains ? "loss" : "evaluating", state.step);
+    if (is_to_be && !interruption->is_ours) return loss * std::numeric_limits<float>::infinity();
     const bool is_it = trains && run_.has("bad") && state.step % 5 == 2;
     const bool is_bad =
         is_it && (run_.is("bad", "all") || (run_.is("bad", "rank0") && state.rank == 0));
@@ -237,6 +265,27 @@ class Training {
       return is_bad_later ? gradient * std::numeric_limits<float>::infinity() : gradient;
     });
     return made;
+  }
+
+  void make_of_batch(World& world, TrainerOptions options) {
+    const auto outputs = [model = train_model()](const data::Batch& batch) {
+      return model.forward(batch.data);
+    };
+    const auto loss = [this](const at::Tensor& output, const data::Batch& batch) {
+      return seen(torch::nn::functional::cross_entropy(output, batch.target));
+    };
+    options.evaluation.measure = [outputs, loss](const data::Batch& batch) {
+      const at::Tensor output = outputs(batch);
+      const at::Tensor right = output.argmax(1) == batch.target;
+      return std::map<std::string, double>{
+          {"loss", loss(output, batch).item<double>()},
+          {"accuracy", right.to(at::kDouble).mean().item<double>()}};
+    };
+    trainer_ = std::make_unique<Trainer>(
+        world, train_model(), train::LossOfBatch([outputs, loss](const data::Batch& batch) {
+          return loss(outputs(batch), batch);
+        }),
+        samples(), options);
   }
 
   void make_parts(World& world, TrainerOptions options) {
@@ -295,7 +344,8 @@ int train(const Settings& run, const Settings& start, const std::string& folder)
   watch_files(at_file);
   const auto outcome = training.trainer().run();
   const int64_t calls = watch_files(nullptr);
-  if (what.series.is_open()) what.series << fmt::format("file {} \n", calls);
+  if (what.series.is_open())
+    what.series << fmt::format("file {} \nloading {} \n", calls, what.batches.load());
   std::ofstream end(folder + "/" + kEnd + std::to_string(world.rank()));
   training.write_end(outcome, end);
   return outcome.exit_status();
