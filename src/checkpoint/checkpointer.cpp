@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <future>
 #include <thread>
 
 #include "checkpoint/format/checksum.h"
@@ -18,6 +19,7 @@
 #include "core/files/lasting_path.h"
 #include "core/process/own_process.h"
 #include "core/process/thread.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
@@ -113,6 +115,7 @@ struct Checkpointer::Impl {
   at::Tensor memory = {};                     // of asynchronous saves
   bool has_looked = false;                    // whether options.each_rank has names that are none
   std::thread thread = {};
+  std::future<void> written = {};   // by the thread
   std::exception_ptr failure = {};  // of the thread
   OwnProcess process = {};
 
@@ -310,6 +313,11 @@ Checkpointer::~Checkpointer() {
     static_cast<void>(impl_.release());
     return;
   }
+  // An exception may come of a rank that is stopped, which is not waited for as a disk is.
+  if (std::uncaught_exceptions() > 0 && impl_->thread.joinable() &&
+      impl_->written.wait_for(bounded(impl_->group.timeout())) != std::future_status::ready) {
+    impl_->writing.abort("an exception has ended what saved");
+  }
   try {
     impl_->join();
   } catch (const CheckpointError& error) {  // the same on all ranks
@@ -366,11 +374,14 @@ void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
       impl_->failure = std::current_exception();
     }
   };
+  const auto done = std::make_shared<std::promise<void>>();
+  impl_->written = done->get_future();
   try {
-    impl_->thread = thread_without_signals([write] {
+    impl_->thread = thread_without_signals([write, done] {
       flight::exclude_this_thread();
       setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
       write();
+      done->set_value();
     });
   } catch (const std::system_error&) {
     write();  // the other ranks' threads are waiting for this one

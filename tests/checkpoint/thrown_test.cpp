@@ -4,9 +4,13 @@
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "lockstep/checkpoint/checkpointer.h"
 #include "support/folder.h"
@@ -62,6 +66,36 @@ TEST(Thrown, ByAStatefulIsQuotedOnAllRanks) {
                     [&] { checkpoints.track("none", std::shared_ptr<checkpoint::Stateful>()); }),
                 HasSubstr("'none' cannot be tracked: it is a null pointer"));
   });
+}
+
+// A disk that takes no end, of a rank that is stopped.
+struct StoppedFiles : checkpoint::FileSystem {
+  ssize_t write(int, const char*, size_t) override {
+    for (;;) pause();
+  }
+};
+
+// Rank 0 has written its part, and its thread waits for rank 1's for up to half an hour.
+TEST(Thrown, WhileASaveIsUnderWayEndsItsWaitForARankThatIsStopped) {
+  const Folder folder;
+  spawn(2,
+        [&](World& world) {
+          const auto pids = world.group().all_gather_bytes(std::to_string(getpid()));
+          StoppedFiles stopped;
+          const auto fails = [&] {
+            at::Tensor a = at::ones({100'000}), b = a.clone();  // one of each rank
+            checkpoint::FileSystem* files = world.rank() == 1 ? &stopped : nullptr;
+            Checkpointer checkpoints(world, folder.path(), {.async = true, .files = files});
+            checkpoints.track("a", a);
+            checkpoints.track("b", b);
+            checkpoints.save(1);
+            if (world.rank() == 1) pause();
+            throw DataError("mine");
+          };
+          EXPECT_THAT(message_of<DataError>(fails), HasSubstr("mine"));
+          kill(std::stoi(pids[1]), SIGKILL);
+        },
+        {.timeout = std::chrono::seconds(10), .doomed = {1}});
 }
 
 }  // namespace
