@@ -315,7 +315,7 @@ void DeviceState::examine(const Calls& calls, steady_clock::time_point now) {
 
 bool DeviceState::peek(steady_clock::time_point now) {
   last_peek_ = now;
-  return peer_status_.peek();
+  return peer_status_.peek().has_value();
 }
 
 // What ends the group in any call.
