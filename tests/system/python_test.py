@@ -137,7 +137,7 @@ class Python(unittest.TestCase):
             [PYTHON, "-c", program],
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=180,
             env=environment(PYTHONPATH=str(self.folder)),
         )
         self.assertRegex(done.stderr, r"built for torch [\d.]+, and this is torch 2[.]14[.]1: install")

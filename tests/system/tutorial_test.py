@@ -62,6 +62,7 @@ def test_it_goes_on_with_another_number_of_ranks(folder):
 def test_leak_sanitizer_finds_nothing(folder):
     """A user's program that is compiled with -fsanitize=address ends as it does without."""
     found = subprocess.run(["c++", "-print-file-name=liblsan.so"], capture_output=True, text=True, check=True).stdout
+    assert "/" in found, "c++ has no liblsan.so: install GCC's libgcc-12-dev"
     in_folder(folder, f"LD_PRELOAD={found.strip()}", program("what_next")).expect(out="^epoch 4: ")
 
 

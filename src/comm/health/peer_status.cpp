@@ -96,7 +96,8 @@ struct PeerStatus::Shared {
   std::mutex mutex;
   std::condition_variable changed;
   bool busy = false;
-  bool failed = false;
+  bool failed = false;     // a rank has, and what it said has been read if it can be
+  bool has_asked = false;  // for what it said; of peek()'s thread
   Notices notices;
 };
 
@@ -226,11 +227,13 @@ std::optional<PeerStatus::Notices> PeerStatus::peek() {
   if (shared_->failed) return shared_->notices;
   if (shared_->busy) return std::nullopt;
   Shared::start(shared_, [](Shared& shared) {
-    if (!shared.store.check({kFailed})) return;
+    const bool again = shared.has_asked;
+    if (!again && !shared.store.check({kFailed})) return;
+    shared.has_asked = true;
     try {
       shared.read_round();
     } catch (const std::exception&) {
-      // The store has gone meanwhile, and with it what the rank had said.
+      if (!again) return;  // a store that is slow is asked once more; another one has gone
     }
     const std::lock_guard inner(shared.mutex);
     shared.failed = true;

@@ -11,6 +11,8 @@
 #include "launch/job/program.h"
 #include "launch/job/run.h"
 #include "support/folder.h"
+#include "support/fork.h"
+#include "support/thrown.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -92,20 +94,13 @@ TEST_F(StartTest, AProgramIsFoundInPath) {
 TEST_F(StartTest, AFolderOfPathThatMayNotBeSearchedHoldsNoProgram) {
   file("#!/bin/sh\n", 0755);
   chmod(folder_.path().c_str(), 0);
-  const std::string before = std::getenv("PATH");
-  setenv("PATH", folder_.path().c_str(), 1);
-  const uid_t user = geteuid();
-  ASSERT_EQ(seteuid(user == 0 ? 65534 : user), 0);
-  std::string refused;
-  try {
-    find_program("program");
-  } catch (const StartError& error) {
-    refused = error.what();
-  }
-  ASSERT_EQ(seteuid(user), 0);
-  setenv("PATH", before.c_str(), 1);
+  test::in_a_child([&] {
+    setenv("PATH", folder_.path().c_str(), 1);
+    EXPECT_EQ(seteuid(geteuid() == 0 ? 65534 : geteuid()), 0);
+    EXPECT_THAT(test::message_of<StartError>([] { find_program("program"); }),
+                HasSubstr("no such program in PATH"));
+  });
   chmod(folder_.path().c_str(), 0700);
-  EXPECT_THAT(refused, HasSubstr("no such program in PATH"));
 }
 
 }  // namespace

@@ -334,7 +334,7 @@ Left follow(const Settings& run, const Course& course, const std::string& folder
     statuses = start_ranks(run, start, folder, job, restarts);
     const bool has_happened = fs::exists(folder + "/" + kReached);
     left.happened += has_happened ? 1 : 0;
-    const bool is_late = start.is("how", "time") &&
+    const bool is_late = start.is("how", "time") && fs::exists(folder + "/" + kEnd + "0") &&
                          contents(folder + "/" + kEnd + "0").starts_with("ended time limit\n");
     left.was_late |= is_late;
     left.was_killed |=
@@ -351,13 +351,15 @@ Left follow(const Settings& run, const Course& course, const std::string& folder
   for (size_t rank = 0; rank < statuses.size(); ++rank)
     left.ends.push_back(contents(folder + "/" + kEnd + std::to_string(rank)));
   read_saved(folder + "/checkpoints", left);
-  left.fault = fault_of_files(run, course, folder);
+  left.leftover = fault_of_files(run, course, folder);
   return left;
 }
 
 std::string difference(const Settings& run, const Course& course, const Left& calm,
                        const Left& left, const std::string& folder) {
+  if (!calm.leftover.empty()) return "undisturbed: " + calm.leftover;
   if (!left.fault.empty()) return left.fault;
+  if (!left.leftover.empty()) return left.leftover;
   if (auto text = difference_of_series(calm, left); !text.empty()) return text;
   for (size_t rank = 0; rank < std::min(calm.ends.size(), left.ends.size()); ++rank) {
     const auto text =

@@ -12,7 +12,8 @@ namespace lockstep::test::runs {
 
 // What a run has left.
 struct Left {
-  std::string fault;  // what no course may do; empty: none
+  std::string fault;     // what no course may do; empty: none
+  std::string leftover;  // a file that no run may leave; empty: none
   // By place and step: what rank 0 saw there, each time.
   std::map<std::pair<std::string, int64_t>, std::vector<std::string>> series;
   std::vector<std::string> ends;             // by rank

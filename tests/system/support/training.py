@@ -1,4 +1,5 @@
 """Training jobs that go wrong, and what is left of them."""
+import contextlib
 import os
 import pathlib
 import re
@@ -161,7 +162,8 @@ class Training:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         for pid in processes_of(self.run_id):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
 
     def __str__(self):
         return f"{self.process.args}\n--- stdout\n{self.out}--- stderr\n{self.err}"
