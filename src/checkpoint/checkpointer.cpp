@@ -118,6 +118,7 @@ struct Checkpointer::Impl {
   std::future<void> written = {};   // by the thread
   std::exception_ptr failure = {};  // of the thread
   OwnProcess process = {};
+  int exceptions = std::uncaught_exceptions();
 
   EachRank each_rank() const { return {options.each_rank, group.rank()}; }
   comm::CallOptions call(const char* label) const {
@@ -314,7 +315,7 @@ Checkpointer::~Checkpointer() {
     return;
   }
   // An exception may come of a rank that is stopped, which is not waited for as a disk is.
-  if (std::uncaught_exceptions() > 0 && impl_->thread.joinable() &&
+  if (std::uncaught_exceptions() > impl_->exceptions && impl_->thread.joinable() &&
       impl_->written.wait_for(bounded(impl_->group.timeout())) != std::future_status::ready) {
     impl_->writing.abort("an exception has ended what saved");
   }

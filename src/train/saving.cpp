@@ -354,7 +354,7 @@ bool Training::is_restarted_here() {
 
 // From here on a restart of this job resumes from what is newest in the directory. Where that is
 // none of this run's, or only a callback or a signal may save, from its first checkpoint on: the
-// name of a job before goes (where none may be saved, if it is the same, and has ended).
+// name of a job before goes (where none may be saved, if it is the same, and no job works there).
 void Training::begin_job() {
   const auto& directory = options_.saving.directory;
   const auto found = seen_by_main([&] {

@@ -92,8 +92,8 @@ class Checkpointer {
   // range, and for a group with Python ranks.
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
   // Waits for what its thread is writing, and logs an error when that failed. Call finish() before,
-  // which throws it. Where an exception ends the program's block, it waits for other ranks no
-  // longer than the group's timeout; for this rank's disk as ever.
+  // which throws it. Where an exception ends the program's block, a save that takes longer than the
+  // group's timeout is given up, as a rank may be stopped; what this rank writes is waited for.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;

@@ -64,7 +64,10 @@ std::optional<Notice> Notice::unpacked(const std::string& text) {
   return notice;
 }
 
-std::string Notice::failure() const { return text == kEnd ? "aborted: " + reason : reason; }
+std::string Notice::failure() const {
+  if (reason == kOtherCall) return fmt::format("is at {}, which {}", text, reason);
+  return text == kEnd ? "aborted: " + reason : reason;
+}
 
 bool Notice::contradicts(const Notice& other) const {
   return state != State::Running && other.state != State::Running && lane == other.lane &&

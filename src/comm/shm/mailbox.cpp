@@ -139,10 +139,10 @@ bool Mailbox::take(Message& message) {
   if (!message.started) {
     const Header& sent = from.header;
     if (sent.count != message.count || sent.tag != message.tag || message.dtype != sent.dtype) {
-      channel_.fail(fmt::format(
-          "[shm] the ranks disagree: rank {} calls {}, rank {} sent message {}, {} x {}",
-          channel_.name_of(channel_.rank()), message.text(), message.peer_name, sent.tag,
-          sent.dtype, sent.count));
+      channel_.fail(
+          fmt::format("[shm] the ranks disagree: {} calls {}, {} sent message {}, {} x {}",
+                      channel_.text_of(channel_.rank()), message.text(),
+                      channel_.text_of(message.peer), sent.tag, sent.dtype, sent.count));
     }
     message.started = true;
   }

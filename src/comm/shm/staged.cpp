@@ -80,10 +80,10 @@ class Staged : public Operation {
   // Two ranks expect different sizes: both throw.
   [[noreturn]] void disagree(Exchange& exchange, int peer, int64_t theirs, int64_t expected) const {
     exchange.channel().fail(
-        fmt::format("[shm] {}: rank {} gives {} bytes where rank {} expects {}. The sizes of a "
+        fmt::format("[shm] {}: {} gives {} bytes where {} expects {}. The sizes of a "
                     "part must agree on both sides",
-                    announcement.text(sequence), exchange.channel().name_of(peer), theirs,
-                    exchange.channel().name_of(exchange.rank()), expected));
+                    announcement.text(sequence), exchange.channel().text_of(peer), theirs,
+                    exchange.channel().text_of(exchange.rank()), expected));
   }
 
  private:

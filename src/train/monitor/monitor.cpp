@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <limits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -141,7 +142,7 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
       group);
   state_->step = state_->reported = std::max<int64_t>(given.resumed_at, 0);
   const auto hosts = group.all_gather_bytes(host_name(), {.label = "metrics: hosts"});
-  comm::together(group, "monitor", [&] {
+  const auto begin = [&] {
     if (world.is_main()) {
       const auto restart = env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0);
       state_->outputs =
@@ -157,6 +158,13 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
     if (given.trace_steps.last == 0) return;
     state_->trace = std::make_unique<StepTrace>(world, given.trace_steps,
                                                 given.directory + "/trace.json", state_->step);
+  };
+  comm::together(group, "monitor", [&] {
+    try {
+      begin();
+    } catch (const std::system_error& refused) {  // such as a thread
+      throw Error(fmt::format("[monitor] {}", refused.what()));
+    }
   });
   if (world.device().is_cuda()) state_->gpu = gpu_use(world.device().index());
   state_->clock.restart();
