@@ -144,9 +144,8 @@ inline std::string unknown_words(const CLI::App& app) {
 // The exit status of a program whose result is what it printed: not 0 where that is lost, as on a
 // full disk.
 inline int with_output(int status) {
-  errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-  const std::string why = errno == 0 ? "a line before was lost" : std::strerror(errno);
+  const std::string why = std::strerror(errno);
   return fail("stdout cannot be written: " + why + ": make room, or redirect it to another place",
               1);
 }

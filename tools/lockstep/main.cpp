@@ -56,10 +56,13 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   return fmt::format(" (from {})", variable);
 }
 
-// CLI11 lists words that it did not expect in reverse order.
+// CLI11 lists words that it did not expect in reverse order. An unknown flag stays behind its
+// value, since explained() adds what was meant.
 std::string said_of_words(const CLI::App& program, const CLI::ParseError& error) {
   const auto words = program.remaining(/*recurse=*/true);
-  const bool is_list = words.size() > 1 && dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  const bool is_list = words.size() > 1 &&
+                       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr &&
+                       std::ranges::none_of(words, [](const auto& word) { return word[0] == '-'; });
   return is_list
              ? fmt::format("The following arguments were not expected: {}", fmt::join(words, " "))
              : error.what();
