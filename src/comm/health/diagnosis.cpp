@@ -67,7 +67,7 @@ std::string Diagnosis::silent_store() const {
   const bool of_torchrun = env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   if (!of_torchrun && members_[rank_] == 0) {
     return "the ranks' store, which this rank serves, does not answer it, so where the others are "
-           "is not known: this machine is overloaded";
+           "is not known: this machine is overloaded, or the process may have no further thread";
   }
   return fmt::format(
       "the ranks' store does not answer, so where the others are is not known: {}, which serves "
