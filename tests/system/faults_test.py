@@ -189,16 +189,16 @@ def test_F12_strangers_at_the_stores_port(_):
     def check(backend, ranks):
         port = free_port()
         with (Training(BUILD, ranks, backend, steps=1000, flags=("--master-port", port)) as job,
-              contextlib.ExitStack() as strangers):
+              contextlib.ExitStack() as connections):
             job.await_line("training")
             for i in range(200):
                 try:
-                    stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    connection = connections.enter_context(socket.create_connection(("127.0.0.1", port)))
                 except ConnectionRefusedError:  # the job is over already, and its store
                     assert i >= 20, job
                     break
                 if i % 2:
-                    stranger.sendall(os.urandom(100))
+                    connection.sendall(os.urandom(100))
             assert job.wait() == 0 and "done" in job.out, job
 
     everywhere(check)

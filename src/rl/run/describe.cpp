@@ -72,7 +72,8 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
     phase.calls.push_back({"all_gather", "units", "all parameters, while texts are written"});
   }
   phase.calls.push_back({"all_gather_bytes", "outcomes", "reward, length and end of " + episodes});
-  phase.calls.push_back({"all_reduce", "any_rank", "whether a rank was told so while it played"});
+  phase.calls.push_back(
+      {"all_reduce", "any_rank", "whether a rank was told to save and end while it played"});
 }
 
 Phase iteration(const RunOptions& o, int64_t iterations) {
